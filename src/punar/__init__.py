@@ -1,0 +1,56 @@
+"""punar: makes a neural network's training step fit a memory budget at the least extra time.
+
+``import punar`` alone loads neither torch nor a solver library; each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from punar.errors import BudgetError, InfeasibleBudget, PlanError, PunarError
+
+if TYPE_CHECKING:
+    from punar.api import Profile, Remat, Verification, profile, solve, verify
+    from punar.plan import Plan
+    from punar.torch.replayable import replayable
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Plan": "punar.plan",
+    "Profile": "punar.api",
+    "Remat": "punar.api",
+    "Verification": "punar.api",
+    "profile": "punar.api",
+    "replayable": "punar.torch.replayable",
+    "solve": "punar.api",
+    "verify": "punar.api",
+}
+
+__all__ = [
+    "BudgetError",
+    "InfeasibleBudget",
+    "Plan",
+    "PlanError",
+    "Profile",
+    "PunarError",
+    "Remat",
+    "Verification",
+    "profile",
+    "replayable",
+    "solve",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'punar' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

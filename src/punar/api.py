@@ -1,0 +1,328 @@
+"""The verbs: make a step fit a budget, profile it, solve for a plan, verify what the plan computes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
+from punar.ir import Trace
+from punar.plan import Plan, make_plan, simulate
+from punar.plan.plan import read_text
+from punar.reporting.report import Report
+from punar.solvers import least
+from punar.solvers import solve as solve_trace
+from punar.torch.follower import Script
+from punar.torch.session import Session, StepStats
+from punar.torch.state import StateSnapshot, bytes_equal, restored, run_step
+from punar.units import format_bytes, parse_bytes
+
+Budget = str | int | float | None
+LossFn = Callable[[Any, Any], Any]
+
+_AUTO_MARGIN = 0.9
+"""The share of the device's free memory that ``"auto"`` uses: the rest is for what the allocator loses and others take."""
+
+
+class Remat:
+    """Makes the training steps run inside it fit a memory budget.
+
+    The first ``with`` block runs plain and is recorded; from the second on, the plan made from it is obeyed: what it drops in forward is
+    recomputed in backward, operator by operator, so that gradients are the plain step's bit for bit and no code of the model runs twice.
+
+    Args:
+        budget: bytes of device memory for the whole step (parameters, gradients, optimizer state where it was seen, activations,
+            temporaries), as an int or a text such as ``"6 GiB"``; a float in (0, 1]: that share of the peak of the plain step's own
+            allocations; ``"min"``: the least that any plan reaches; ``"auto"``: what the device has free, less a tenth; None: only
+            measure.
+        plan: obey this plan from the first step on, instead of making one.
+        solver: who makes the plan; see ``docs/planning.md``.
+
+    Raises:
+        BudgetError: the budget is none of these.
+        UsageError: both a budget and a plan were given.
+
+    Example:
+        >>> import torch, punar
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+        >>> remat = punar.Remat(budget="min")
+        >>> for _ in range(2):
+        ...     with remat:
+        ...         model(torch.ones(4, 8)).sum().backward()
+        >>> len(remat.stats)
+        2
+    """
+
+    def __init__(self, budget: Budget = None, *, plan: Plan | None = None, solver: str = "auto") -> None:
+        if plan is not None and budget is not None:
+            raise UsageError("asked for both a budget and a plan; a plan has its budget already: give one of the two")
+        if plan is not None and not isinstance(plan, Plan):
+            raise UsageError(f"asked to obey a plan, found a {type(plan).__name__}; give what punar.solve or punar.Plan.load returned")
+        self.budget = check_budget(budget)
+        self.solver = solver
+        self.stats: list[StepStats] = []
+        self._session = Session(self._make_plan)
+        if plan is not None:
+            self._session.fixed = Script(plan)
+            self._session.plan = plan
+
+    def __enter__(self) -> Remat:
+        self._session.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stats.append(self._session.stop(is_failed=error is not None))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, None before the first step is complete."""
+        return self._session.plan
+
+    @property
+    def trace(self) -> Trace | None:
+        """The last recorded step."""
+        return self._session.trace
+
+    def report(self) -> Report:
+        """What was planned and what was measured; ``str()`` of it is a text."""
+        return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan)
+
+    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
+        plan = plan_for(trace, self.budget, self.solver, extra_bytes)
+        if outside_peak_bytes <= plan.peak_bytes:
+            return plan
+        if self.budget not in (None, "min", "auto") and outside_peak_bytes > plan.budget_bytes:
+            raise InfeasibleBudget(
+                f"asked for a step within {format_bytes(plan.budget_bytes)}, found {format_bytes(outside_peak_bytes)} in use inside the `with` block but "
+                "outside of forward and backward: an optimizer step (or evaluation) sets the peak, not activations, and recomputation cannot lower it. "
+                f"Give at least {outside_peak_bytes} B, or move it out of the block. {resident_text(trace, extra_bytes)}",
+                budget_bytes=plan.budget_bytes,
+                least_bytes=outside_peak_bytes,
+            )
+        return replace(plan, peak_bytes=outside_peak_bytes)
+
+
+def check_budget(budget: Budget) -> Budget:
+    """Raises ``BudgetError`` where a budget is none; returns it, texts of bytes as an int."""
+    hint = 'give bytes such as "6 GiB", a fraction such as 0.4, "min", "auto" or None'
+    if budget is None or budget in ("min", "auto"):
+        return budget
+    if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
+        raise BudgetError(f"budget {budget!r} is a {type(budget).__name__}; {hint}")
+    if isinstance(budget, str):
+        return parse_bytes(budget)
+    if isinstance(budget, float):
+        if math.isfinite(budget) and 0 < budget <= 1:
+            return budget
+        raise BudgetError(f"budget {budget!r} is a float outside (0, 1]: a float is a share of the plain step's activation peak; {hint}")
+    if budget <= 0:
+        raise BudgetError(f"budget {budget} B is not positive; {hint}")
+    return budget
+
+
+def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: int = 0) -> Plan:
+    """Turns a budget into bytes and has a solver make the plan; ``"min"`` and None need no solver.
+
+    ``extra_bytes`` are resident now beyond those of the trace: they come off the budget.
+    """
+    if budget == "min":
+        return moved(least(trace), extra_bytes)
+    plain = simulate(trace, (0,) * len(trace.values))
+    if budget is None:
+        return moved(make_plan(trace, (0,) * len(trace.values), solver="none", budget_bytes=plain.peak_bytes), extra_bytes)
+    budget_bytes = budget_in_bytes(trace, budget, plain.peak_bytes, extra_bytes)
+    try:
+        return moved(solve_trace(trace, budget_bytes - extra_bytes, solver), extra_bytes)
+    except InfeasibleBudget as error:
+        raise InfeasibleBudget(
+            f"{error} {resident_text(trace, extra_bytes)}",
+            budget_bytes=budget_bytes,
+            least_bytes=error.least_bytes + extra_bytes,
+            holders=error.holders,
+        ) from error
+
+
+def moved(plan: Plan, extra_bytes: int) -> Plan:
+    """The same plan beside more resident bytes."""
+    if not extra_bytes:
+        return plan
+    sizes = {name: getattr(plan, name) + extra_bytes for name in ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes")}
+    return replace(plan, **sizes)
+
+
+def resident_text(trace: Trace, extra_bytes: int) -> str:
+    """Says what no plan can change."""
+    gradients = int(trace.meta.get("gradient_bytes", 0))
+    optimizer = int(trace.meta.get("optimizer_bytes", 0)) + extra_bytes
+    resident = trace.resident_bytes + extra_bytes
+    return (
+        f"Whatever the plan, {format_bytes(resident)} are resident: optimizer state {format_bytes(optimizer)}, "
+        f"gradients from before {format_bytes(gradients)}, parameters, buffers, batch and the rest {format_bytes(resident - optimizer - gradients)}."
+    )
+
+
+def budget_in_bytes(trace: Trace, budget: str | int | float, plain_peak_bytes: int, extra_bytes: int = 0) -> int:
+    """A budget as bytes of the whole step.
+
+    Raises:
+        BudgetError: it is more than the device has.
+    """
+    total, free = device_memory(trace.device)
+    if budget == "auto":
+        return int((free + trace.resident_bytes + extra_bytes) * _AUTO_MARGIN)
+    if isinstance(budget, float):
+        return trace.resident_bytes + extra_bytes + int(budget * (plain_peak_bytes - trace.resident_bytes))
+    assert isinstance(budget, int)
+    if budget > total:
+        raise BudgetError(f"budget {format_bytes(budget)} is above what {trace.device} has, {format_bytes(total)}; give at most that")
+    return budget
+
+
+def device_memory(device: str) -> tuple[int, int]:
+    """Bytes that a device has in all, and free now."""
+    kind = torch.device(device)
+    if kind.type == "cuda":
+        free, total = torch.cuda.mem_get_info(kind)
+        cached = torch.cuda.memory_reserved(kind) - torch.cuda.memory_allocated(kind)
+        return total, free + cached
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One recorded step. ``trace`` is all that a planner needs of it."""
+
+    trace: Trace
+
+    def save(self, path: str | Path) -> None:
+        """Writes the profile to a file, as JSON."""
+        Path(path).write_text(self.trace.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Reads a profile from a file.
+
+        Raises:
+            PlanError: the file cannot be read or holds no profile of ours.
+        """
+        return cls(trace=Trace.from_json(read_text(path)))
+
+
+def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:
+    """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
+
+    The step runs once before it is recorded, so that one-time costs do not count. Gradients that the model has now are taken to be
+    there in the step, as when accumulating.
+
+    Raises:
+        UsageError: the loss is no scalar tensor, or nothing requires a gradient.
+    """
+    with restored(model) as before:
+        run_step(model, batch, loss_fn)
+        before.restore(model)
+        remat = Remat()
+        with remat:
+            run_step(model, batch, loss_fn)
+    if remat.trace is None or not remat.trace.saves:
+        raise UsageError("asked to profile a step, autograd saved nothing in it: there is nothing that could be recomputed")
+    return Profile(trace=remat.trace)
+
+
+def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
+    """Makes a plan for a profiled step.
+
+    Raises:
+        BudgetError: the budget is no budget, or more than the device has.
+        InfeasibleBudget: no known plan fits; names the least budget and what holds it.
+    """
+    return plan_for(profile.trace, check_budget(budget), solver)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Whether a step under a plan computes what the plain step does.
+
+    ``differences``: what is not equal bit for bit. ``is_deterministic``: two plain steps agree; where they do not, a difference
+    shows nothing about the plan.
+    """
+
+    is_identical: bool
+    is_deterministic: bool
+    differences: tuple[str, ...]
+    plan: Plan
+    measured_peak_bytes: int
+
+    def __str__(self) -> str:
+        peaks = f"peak {format_bytes(self.measured_peak_bytes)} measured, {format_bytes(self.plan.peak_bytes)} predicted"
+        replays = f"{self.plan.replayed_ops} operators replayed, {format_bytes(self.plan.recomputed_bytes)} recomputed"
+        if self.is_identical:
+            return f"identical: loss, gradients, buffers and random state are the plain step's bit for bit ({peaks}; {replays})"
+        listed = ", ".join(self.differences[:5]) + (f" and {len(self.differences) - 5} more" if len(self.differences) > 5 else "")
+        cause = (
+            "the plan's step differs from the plain one"
+            if self.is_deterministic
+            else "two plain steps differ already: the model is not deterministic"
+        )
+        return f"NOT identical: {cause}: {listed} ({peaks}; {replays})"
+
+    def raise_if_different(self) -> None:
+        """Raises ``VerificationError`` where the step is not identical."""
+        if not self.is_identical:
+            raise VerificationError(f"asked to verify a plan: {self}. Use torch.use_deterministic_algorithms(True) to find the operator")
+
+
+def verify(model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budget = None, plan: Plan | None = None) -> Verification:
+    """Runs the step plain, twice, and under a plan; compares loss, gradients, buffers and random state bit for bit.
+
+    With neither budget nor plan the least budget is taken. The model, its gradients and the random state are put back.
+
+    Raises:
+        UsageError: the loss is no scalar tensor, or nothing requires a gradient.
+        InfeasibleBudget: no known plan fits the budget.
+        PlanMismatch: the plan was made for another step.
+    """
+    if plan is None:
+        plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget)
+    with restored(model) as before:
+        plain, again = (_outcome(model, batch, loss_fn, before) for _ in range(2))
+        remat = Remat(plan=plan)
+        checked = _outcome(model, batch, loss_fn, before, remat)
+    noise, found = _differences(plain, again), _differences(plain, checked)
+    return Verification(
+        is_identical=not found,
+        is_deterministic=not noise,
+        differences=tuple(found),
+        plan=plan,
+        measured_peak_bytes=remat.stats[-1].measured_peak_bytes,
+    )
+
+
+def _outcome(
+    model: torch.nn.Module, batch: Any, loss_fn: LossFn, before: StateSnapshot, remat: Remat | None = None
+) -> tuple[torch.Tensor, StateSnapshot]:
+    before.restore(model)
+    if remat is None:
+        loss = run_step(model, batch, loss_fn)
+    else:
+        with remat:
+            loss = run_step(model, batch, loss_fn)
+        if not remat._session.is_plan_followed:
+            raise PlanMismatch(
+                "asked to verify a plan, the step took another path than the plan was made for: make a plan for this model and shape"
+            )
+    return loss, StateSnapshot.take(model)
+
+
+def _differences(a: tuple[torch.Tensor, StateSnapshot], b: tuple[torch.Tensor, StateSnapshot]) -> list[str]:
+    return ([] if bytes_equal(a[0], b[0]) else ["loss"]) + a[1].differences(b[1])
+
+
+__all__ = ["InfeasibleBudget", "Plan", "Profile", "Remat", "Verification", "profile", "solve", "verify"]

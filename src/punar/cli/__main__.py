@@ -1,0 +1,5 @@
+"""``python -m punar.cli``."""
+
+from punar.cli import main
+
+main()

@@ -1,0 +1,69 @@
+"""``punar demo``: trains a real model plain and under several budgets, and shows that the weights come out the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from punar.cli.options import BUDGET_HELP, Json, Seed, Threads, parse_budget, set_threads
+from punar.cli.output import Exit, emit, emit_table, say, talk
+from punar.reporting import Comparison
+from punar.reporting.comparison import HEADER, table_rows
+from punar.units import format_bytes
+
+if TYPE_CHECKING:
+    from punar.demo.task import Task
+
+DEFAULT_BUDGETS = ("0.8", "0.6", "0.45", "min")
+
+
+def demo(
+    model: Annotated[str, typer.Option("--model", help="minilm (real weights), gpt2, llama, vit, moe or unet.")] = "minilm",
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Training steps of each run.")] = 20,
+    budget: Annotated[list[str] | None, typer.Option("--budget", help=BUDGET_HELP + " Repeatable.")] = None,
+    json: Json = False,
+    seed: Seed = 0,
+    threads: Threads = None,
+) -> None:
+    """Trains a real model plain and under several budgets, and compares time, memory and the final weights."""
+    budgets = [parse_budget(text) for text in budget or DEFAULT_BUDGETS]
+    set_threads(threads)
+    from punar.demo.models import make_task
+
+    task = make_task(model, steps=steps, seed=seed)
+    comparison = _compare(task, budgets, seed=seed, is_infeasible_skipped=budget is None)
+    if json:
+        emit(comparison.to_json())
+    else:
+        emit_table(HEADER, table_rows(comparison), left=1)
+    _conclude(comparison, steps)
+
+
+def _compare(task: Task, budgets: list[str | float | int], *, seed: int, is_infeasible_skipped: bool) -> Comparison:
+    from punar.demo.compare import compare
+
+    steps = len(task.batches)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    say(f"{task.name}: {task.description}")
+    with Progress(*columns, console=talk(), transient=True) as progress:
+        bar = progress.add_task("training", total=steps * (1 + len(budgets)))
+
+        def on_step(runs: int) -> None:
+            progress.update(bar, advance=1, description=f"training {runs} runs in turn")
+
+        return compare(
+            task, budgets, seed=seed, is_infeasible_skipped=is_infeasible_skipped, on_step=on_step, on_note=progress.console.print
+        )
+
+
+def _conclude(comparison: Comparison, steps: int) -> None:
+    say(f"{comparison.device}; peaks are of the whole step; time is of forward and backward, relative to plain")
+    for row in comparison.over_budget():
+        excess = format_bytes(row.measured_peak_bytes - row.budget_bytes)
+        say(f"budget {row.budget} ({format_bytes(row.budget_bytes)}) was exceeded by {excess}")
+    if not comparison.is_identical:
+        say(f"weights after {steps} steps differ from the plain run's")
+        raise typer.Exit(Exit.NOT_VERIFIED)
+    say(f"weights, optimizer state and losses of all {steps} steps are bit-identical in every run")

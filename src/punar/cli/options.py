@@ -1,0 +1,54 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from punar.errors import BudgetError
+from punar.units import parse_bytes
+
+BUDGET_HELP = 'Bytes of the whole step ("600 MiB"), a fraction of the activation peak (0.4), "min" or "auto".'
+SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name of a demo model."
+
+Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP)]
+Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights, batches and dropout.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads that torch computes with.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", dir_okay=False, help="Where to write it.")]
+
+
+def parse_budget(text: str) -> str | float | int:
+    """Reads a budget from the command line as ``punar.Remat`` takes it.
+
+    ``"min"`` and ``"auto"`` stay text, and so does a number with a unit. A bare number up to 1 is a fraction, a whole one above it bytes.
+
+    Raises:
+        BudgetError: the text is none of these.
+    """
+    if text in ("min", "auto"):
+        return text
+    if text.isdecimal() and int(text) > 1:
+        return int(text)
+    try:
+        fraction = float(text)
+    except ValueError:
+        parse_bytes(text)
+        return text
+    if not 0 < fraction <= 1:
+        raise BudgetError(
+            f"budget {text!r} is the number {fraction:g}: a fraction of the activation peak must be above 0 and at most 1; "
+            'for bytes give a unit, for example "600 MiB"'
+        )
+    return fraction
+
+
+def set_threads(threads: int | None) -> None:
+    """Has torch compute with this many threads."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -1,0 +1,44 @@
+"""``punar solve``: makes a plan from a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from punar.cli.options import BUDGET_HELP, Json, Output, Solver, parse_budget
+from punar.cli.output import emit, emit_json, say
+from punar.units import format_bytes, format_seconds
+
+
+def solve(
+    trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `punar profile` wrote.")],
+    budget: Annotated[str, typer.Option("--budget", help=BUDGET_HELP)],
+    output: Output = None,
+    solver: Solver = "auto",
+    json: Json = False,
+) -> None:
+    """Makes a plan that fits a budget, from a trace that `punar profile` wrote."""
+    asked = parse_budget(budget)
+    import punar
+
+    plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver)
+    if output is not None:
+        plan.save(output)
+        say(f"wrote {output}")
+    if json:
+        emit_json(_summary(plan))
+        return
+    emit(f"solver      {plan.solver}")
+    emit(f"budget      {format_bytes(plan.budget_bytes)} of the whole step")
+    emit(f"peak        {format_bytes(plan.peak_bytes)} predicted, plain {format_bytes(plan.plain_peak_bytes)}")
+    emit(f"time        {format_seconds(plan.time_ns)} predicted, plain {format_seconds(plan.plain_time_ns)} ({plan.overhead:+.1%})")
+    emit(f"kept        {format_bytes(plan.kept_bytes)}")
+    emit(f"recomputed  {format_bytes(plan.recomputed_bytes)} by {plan.replayed_ops} operators")
+
+
+def _summary(plan: Any) -> dict[str, Any]:
+    sizes = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "kept_bytes", "recomputed_bytes", "resident_bytes")
+    names = ("solver", "fingerprint", *sizes, "time_ns", "plain_time_ns", "bound_ns", "replayed_ops", "overhead")
+    return {name: getattr(plan, name) for name in names}

@@ -1,0 +1,38 @@
+"""``punar verify``: proves on one step that a budget changes nothing but time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from punar.cli.options import BUDGET_HELP, Json, Seed, Source, Threads, parse_budget, set_threads
+from punar.cli.output import Exit, emit, emit_json
+from punar.cli.source import load_step
+
+
+def verify(
+    source: Source,
+    budget: Annotated[str | None, typer.Option("--budget", help=BUDGET_HELP)] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", exists=True, dir_okay=False, help="A plan that `punar solve` wrote.")] = None,
+    json: Json = False,
+    seed: Seed = 0,
+    threads: Threads = None,
+) -> None:
+    """Compares a step under a budget or a plan with the plain step, bit for bit."""
+    if (budget is None) == (plan is None):
+        raise typer.BadParameter("give either --budget or --plan", param_hint="--budget / --plan")
+    asked = None if budget is None else parse_budget(budget)
+    set_threads(threads)
+    model, batch, loss_fn = load_step(source, seed=seed)
+    import punar
+
+    obeyed = None if plan is None else punar.Plan.load(plan)
+    found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed)
+    if json:
+        emit_json({"is_identical": found.is_identical, "text": str(found)})
+    else:
+        emit(str(found))
+    if not found.is_identical:
+        raise typer.Exit(Exit.NOT_VERIFIED)

@@ -1,0 +1,72 @@
+"""Every exception that punar raises on purpose.
+
+PunarError
+├── BudgetError            a budget that is not a budget (also a ValueError)
+│   └── InfeasibleBudget   a budget below the least that any plan reaches
+├── PlanError              a plan or profile that cannot be read or used (also a ValueError)
+│   └── PlanMismatch       a plan made for another model, shape or version
+├── UsageError             the library was called in a way that cannot work (also a RuntimeError)
+│   └── NestedRemat        a Remat entered inside an active one
+├── SavedTensorModified    a tensor needed for backward was overwritten (also a RuntimeError, as in eager)
+├── ReplayError            a value could not be computed again (also a RuntimeError)
+├── VerificationError      gradients or replays differ from the plain step's
+└── MissingDependency      an optional package that the request needs is absent (also an ImportError)
+"""
+
+from __future__ import annotations
+
+
+class PunarError(Exception):
+    """Base of every exception that punar raises on purpose."""
+
+
+class BudgetError(PunarError, ValueError):
+    """The budget is not a number of bytes, a fraction, ``"min"`` or ``"auto"``."""
+
+
+class InfeasibleBudget(BudgetError):
+    """No known plan fits the budget.
+
+    Attributes:
+        budget_bytes: what was asked.
+        least_bytes: the least budget that would do.
+        holders: what holds the memory at that least peak, as (module path, operator, bytes), largest first.
+    """
+
+    def __init__(self, message: str, *, budget_bytes: int, least_bytes: int, holders: tuple[tuple[str, str, int], ...] = ()) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.least_bytes = least_bytes
+        self.holders = holders
+
+
+class PlanError(PunarError, ValueError):
+    """A plan or profile cannot be read, or is not one of ours."""
+
+
+class PlanMismatch(PlanError):
+    """A plan was made for another model, another shape or another version."""
+
+
+class UsageError(PunarError, RuntimeError):
+    """The library was called in a way that cannot work."""
+
+
+class NestedRemat(UsageError):
+    """A ``Remat`` was entered while one is active in this thread, or while it is active in another."""
+
+
+class SavedTensorModified(PunarError, RuntimeError):
+    """A tensor needed for the backward pass was modified in place; eager raises here too."""
+
+
+class ReplayError(PunarError, RuntimeError):
+    """A dropped value could not be computed again from what the tape holds."""
+
+
+class VerificationError(PunarError):
+    """Gradients, buffers or random state differ from the plain step's."""
+
+
+class MissingDependency(PunarError, ImportError):
+    """An optional package that the request needs is not installed."""

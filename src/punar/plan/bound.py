@@ -1,0 +1,212 @@
+"""A lower bound on the time of any plan at a budget.
+
+NOTE. What is proved, and for which plans.
+
+1. The family: every schedule that runs the trace's operators in the trace's order and, while backward goes on, may run any forward
+   operator again, any number of times, at any moment, whole and from its inputs; it may hold any value over any span. It is wider than
+   the plans that ``hold_from`` can write. Not in it: other operators, parts of operators, moving bytes elsewhere, compression.
+2. Call a value that autograd saved *kept* where it is there without interruption from forward to its last use. Where it is not,
+   its producer runs again at least once. A kept value presses on memory in all its gaps (``Pressure.gaps``); one that is not kept still
+   does while backward has it at hand, which the gaps leave out.
+3. Let R be the operators of a piece (``pieces.py``) that run again at least once. At a moment in the gaps of the piece's saved values, what is
+   there must suffice to make them with R alone: at least the bytes of a least cut given R. Where these gaps end together, the
+   least time to free b bytes at such a moment is on or above the piece's hull of flips, and the same flips serve all the moments.
+4. Where they do not end together, the piece is granted the relief of the smaller ones for nothing, if they are small. If they are not, or
+   if a storage has several saved versions, only Rule 2 is used for the piece: each unit for its own saved outputs; a storage is given
+   back only where none of its saved versions is kept. At moments at which some values of a piece are still the step's own, the
+   piece is granted all its relief for nothing.
+5. So any plan that fits gives numbers 0 <= z <= 1, one an item, with sum(cost * z) at most its extra time and, at every moment,
+   sum(relief * z) at least the plain step's excess over the budget. The least sum(cost * z) under these is a linear programme; any prices
+   on the moments give a lower bound of it, and the best prices reach it. Ours are found by ascent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from punar.ir.lineage import lineage_of
+from punar.ir.trace import Trace
+from punar.plan.pieces import Piece, by_operator, flips_of_piece, pieces_of
+from punar.plan.pressure import pressure_of
+
+ROUNDS = 24
+"""How often the most pressing moment is looked for and given a price."""
+
+MOMENTS = 4
+"""How many moments are priced before the ascent may stop for want of progress."""
+
+SMALL = 8
+"""How many times the bytes of a piece's other saved values its main ones have, for the others to be given away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Something that can be dropped: ``cost_ns`` for ``bytes`` given back in each of the ``spans`` of cells, as (bytes, start, end)."""
+
+    cost_ns: int
+    spans: tuple[tuple[int, int, int], ...]
+
+    def at(self, moment: int) -> int:
+        return sum(size for size, start, end in self.spans if start <= moment < end)
+
+
+def bound(trace: Trace, budget_bytes: int) -> int:
+    """A proved lower bound, in ns, on the whole step's time under any plan whose peak is at most ``budget_bytes`` (see the NOTE).
+
+    Complexity: O(items log items) for each of a few dozen prices tried.
+
+    Source: Lagrangian relaxation; Geoffrion 1974, doi:10.1007/BFb0120690. The family is that of Jain et al. 2020, Checkmate,
+    arXiv:1910.02653; the programme is ours.
+    """
+    items, granted = items_of(trace)
+    excess = [peak - budget_bytes - free for peak, free in zip(pressure_of(trace).peak, granted, strict=True)]
+    dual = _Dual(items, excess)
+    return trace.plain_time_ns + max(0, int(dual.climb() * (1 - 1e-9)))
+
+
+@lru_cache(maxsize=8)
+def items_of(trace: Trace) -> tuple[tuple[Item, ...], tuple[int, ...]]:
+    """The items of the linear programme, and for each cell the bytes that Rule 4 grants for nothing."""
+    table = _Table(trace)
+    for number, piece in enumerate(pieces_of(trace)):
+        table.add(number, piece)
+    return tuple(table.items), tuple(accumulate(table.granted[:-1]))
+
+
+class _Table:
+    """The items as they are collected; ``granted`` as changes from cell to cell."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.pressure, self.line = trace, pressure_of(trace), lineage_of(trace)
+        self.known: dict[tuple[object, ...], list[frozenset[int]]] = {}
+        self.items: list[Item] = []
+        self.granted = [0] * (len(self.pressure.peak) + 1)
+
+    def add(self, number: int, piece: Piece) -> None:
+        groups = self.groups(piece)
+        first, rest = groups[0], [v for group in groups[1:] for v in group]
+        is_small = sum(self.line.bytes[v] for v in rest) * SMALL < sum(self.line.bytes[v] for v in first)
+        if not piece.between or self.has_versions(piece) or not is_small:
+            self.add_units(piece)
+            return
+        start = max(self.pressure.start[v] for v in (*first, *piece.between))
+        fine = by_operator(self.trace, piece, first)
+        spans = [(max(a, start), b) for a, b in self.pressure.gaps(first[0]) if b > start]
+        for flip in flips_of_piece(self.trace, number, fine, self.known):
+            self.items.append(Item(cost_ns=flip.cost_ns, spans=tuple((flip.bytes, a, b) for a, b in spans)))
+        for v in first:
+            self.grant(v, start)
+        for v in rest:
+            self.grant(v, len(self.pressure.peak))
+
+    def groups(self, piece: Piece) -> list[list[int]]:
+        """The saved values by when their gaps end, those of most bytes first."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for v in (v for row in piece.saved for v in row):
+            groups.setdefault(tuple(end for _, end in self.pressure.gaps(v)), []).append(v)
+        return sorted(groups.values(), key=lambda group: (-sum(self.line.bytes[v] for v in group), group)) or [[]]
+
+    def has_versions(self, piece: Piece) -> bool:
+        """Whether some storage has several versions that autograd saved."""
+        saved = [self.line.storage[v] for unit in piece.units for op in unit for v in self.trace.ops[op].outputs if self.line.is_saved[v]]
+        return len(saved) > len(set(saved))
+
+    def grant(self, value: int, until: int) -> None:
+        for start, end in self.pressure.gaps(value):
+            if start < min(end, until):
+                self.granted[start] += self.line.bytes[value]
+                self.granted[min(end, until)] -= self.line.bytes[value]
+
+    def add_units(self, piece: Piece) -> None:
+        """Each unit for its own saved outputs, at the time of those of its operators that make them."""
+        for unit, saved in zip(piece.units, piece.saved, strict=True):
+            if saved:
+                makers = [self.trace.ops[op] for op in unit if any(self.line.is_saved[v] for v in self.trace.ops[op].outputs)]
+                cost = sum(op.time_ns + self.trace.overhead_ns for op in makers)
+                spans = tuple((self.line.bytes[v], *span) for v in saved for span in self.pressure.gaps(v))
+                self.items.append(Item(cost_ns=cost, spans=spans))
+
+
+class _Dual:
+    """The linear programme of one budget, with prices on few moments."""
+
+    def __init__(self, items: Sequence[Item], excess: Sequence[int]) -> None:
+        self.items, self.excess = items, excess
+        self.prices: dict[int, float] = {}
+        self.relief: dict[int, list[int]] = {}
+
+    def climb(self) -> float:
+        """Prices the most pressing moment, again and again, and settles all prices anew; the best value on the way."""
+        best = 0.0
+        for _ in range(ROUNDS):
+            moment = self.most_pressed()
+            if moment is None:
+                break
+            if moment not in self.prices:
+                self.prices[moment], self.relief[moment] = 0.0, [item.at(moment) for item in self.items]
+            value = self.settle_all(moment)
+            if value <= best * (1 + 1e-6) and len(self.prices) > MOMENTS:
+                break
+            best = max(best, value)
+        return best
+
+    def settle_all(self, newest: int) -> float:
+        """Moves along each price, and from each price to the newest and back; the value reached."""
+        others = [moment for moment in self.prices if moment != newest]
+        for _ in range(2):
+            self.settle({newest: 1.0})
+            for other in others:
+                self.settle({other: -1.0, newest: 1.0})
+                self.settle({other: 1.0})
+        for first, second in zip(others, others[1:], strict=False):
+            self.settle({first: -1.0, second: 1.0})
+        return self.value()
+
+    def reduced(self) -> list[float]:
+        """What each item still costs once the prices have paid for its relief."""
+        left: list[float] = [item.cost_ns for item in self.items]
+        for moment, price in self.prices.items():
+            if price:
+                left = [cost - price * size for cost, size in zip(left, self.relief[moment], strict=True)]
+        return left
+
+    def settle(self, direction: dict[int, float]) -> None:
+        """Moves the prices along a direction to where the value is highest, as far as they stay at least zero.
+
+        The value is concave and piecewise linear: its slope is the excess less the relief of what the prices pay for.
+        """
+        rates = [0.0] * len(self.items)
+        for moment, weight in direction.items():
+            rates = [rate + weight * size for rate, size in zip(rates, self.relief[moment], strict=True)]
+        lowest = max((-self.prices[m] / w for m, w in direction.items() if w > 0), default=0.0)
+        highest = min((-self.prices[m] / w for m, w in direction.items() if w < 0), default=float("inf"))
+        turns = sorted((cost / rate, abs(rate)) for cost, rate in zip(self.reduced(), rates, strict=True) if rate)
+        slope = sum(weight * self.excess[moment] for moment, weight in direction.items()) - sum(min(rate, 0.0) for rate in rates)
+        step = lowest
+        for turn, drop in turns:
+            if slope <= 0:
+                break
+            step = turn
+            slope -= drop
+        step = min(max(step, lowest), highest)
+        for moment, weight in direction.items():
+            self.prices[moment] = max(self.prices[moment] + weight * step, 0.0)
+
+    def value(self) -> float:
+        paid = sum(price * self.excess[moment] for moment, price in self.prices.items())
+        return paid + sum(min(cost, 0.0) for cost in self.reduced())
+
+    def most_pressed(self) -> int | None:
+        """The cell in which the items that the prices pay for leave most excess."""
+        change = [0] * (len(self.excess) + 1)
+        for item, cost in zip(self.items, self.reduced(), strict=True):
+            if cost <= 0:
+                for size, start, end in item.spans:
+                    change[start] += size
+                    change[end] -= size
+        lacking = [need - got for need, got in zip(self.excess, accumulate(change[:-1]), strict=True)]
+        moment = max(range(len(lacking)), key=lacking.__getitem__)
+        return moment if lacking[moment] > 0 else None

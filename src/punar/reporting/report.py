@@ -1,0 +1,143 @@
+"""The report of one ``Remat``: what was planned, and what its steps then measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from punar.plan.plan import Plan
+from punar.reporting.table import format_columns
+from punar.units import format_bytes, format_seconds
+
+
+class StepLike(Protocol):
+    """What a report asks of the record of one finished step."""
+
+    @property
+    def measured_peak_bytes(self) -> int: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    @property
+    def recomputed_bytes(self) -> int: ...
+    @property
+    def replayed_operators(self) -> int: ...
+    @property
+    def is_traced(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Several steps in one line: the highest peak, the median time, and the last step's bytes and operators."""
+
+    steps: int
+    peak_bytes: int
+    time_ns: int
+    kept_bytes: int
+    recomputed_bytes: int
+    replayed_operators: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a ``Remat`` planned and what it measured; ``str()`` of it is a text for people.
+
+    Attributes:
+        device: where the step ran.
+        budget: as the user gave it.
+        plan: the plan in force, or None where there is none (yet).
+        traced: the steps that recorded a trace, or None where there was none.
+        obeyed: the steps that followed a plan (or only measured, where the budget is None), or None.
+    """
+
+    device: str
+    budget: str
+    plan: Plan | None
+    traced: Measured | None
+    obeyed: Measured | None
+
+    @classmethod
+    def of_steps(cls, steps: Iterable[StepLike], *, device: str, budget: object, plan: Plan | None) -> Report:
+        """Sums up the steps of a ``Remat``."""
+        rows = tuple(steps)
+        return cls(
+            device=device,
+            budget=str(budget),
+            plan=plan,
+            traced=measure([step for step in rows if step.is_traced]),
+            obeyed=measure([step for step in rows if not step.is_traced]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-able data, without the plan's table of values."""
+        plan = self.plan
+        return {
+            "device": self.device,
+            "budget": self.budget,
+            "plan": None if plan is None else _plan_fields(plan),
+            "traced": None if self.traced is None else asdict(self.traced),
+            "obeyed": None if self.obeyed is None else asdict(self.obeyed),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"punar report, device {self.device}, budget {self._budget_text()}"]
+        if self.plan is None and self.obeyed is None and self.traced is None:
+            return lines[0] + "\nno step has finished yet"
+        lines.append(format_columns(("", "predicted", "measured"), self._rows(), left=1))
+        lines.extend(self._notes())
+        return "\n".join(lines)
+
+    def _budget_text(self) -> str:
+        if self.plan is None:
+            return self.budget
+        return f"{self.budget} = {format_bytes(self.plan.budget_bytes)} of the whole step, solver {self.plan.solver}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        plan, seen = self.plan, self.obeyed
+        return [
+            ("peak, whole step", format_bytes(plan.peak_bytes) if plan else "-", format_bytes(seen.peak_bytes) if seen else "-"),
+            ("peak, plain step", format_bytes(plan.plain_peak_bytes) if plan else "-", "-"),
+            ("time of a step", format_seconds(plan.time_ns) if plan else "-", format_seconds(seen.time_ns) if seen else "-"),
+            ("time, plain step", format_seconds(plan.plain_time_ns) if plan else "-", "-"),
+            ("extra time", f"{plan.overhead:.1%}" if plan else "-", "-"),
+            ("kept for backward", format_bytes(plan.kept_bytes) if plan else "-", format_bytes(seen.kept_bytes) if seen else "-"),
+            ("recomputed", format_bytes(plan.recomputed_bytes) if plan else "-", format_bytes(seen.recomputed_bytes) if seen else "-"),
+            ("operators replayed", str(plan.replayed_ops) if plan else "-", str(seen.replayed_operators) if seen else "-"),
+        ]
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.obeyed:
+            notes.append(f"measured: highest peak and median time of {count(self.obeyed.steps, 'step')}")
+        if self.traced:
+            notes.append(f"traced: {count(self.traced.steps, 'step')}, median {format_seconds(self.traced.time_ns)}, not counted above")
+        if self.plan and self.plan.bound_ns:
+            notes.append(f"no plan at this budget can be faster than {format_seconds(self.plan.bound_ns)} (proved)")
+        return notes
+
+
+def measure(steps: Sequence[StepLike]) -> Measured | None:
+    """Sums up steps; None where there are none."""
+    if not steps:
+        return None
+    return Measured(
+        steps=len(steps),
+        peak_bytes=max(step.measured_peak_bytes for step in steps),
+        time_ns=int(median(step.time_ns for step in steps)),
+        kept_bytes=steps[-1].kept_bytes,
+        recomputed_bytes=steps[-1].recomputed_bytes,
+        replayed_operators=steps[-1].replayed_operators,
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """``"1 step"``, ``"2 steps"``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _plan_fields(plan: Plan) -> dict[str, Any]:
+    names = ("fingerprint", "solver", "budget_bytes", "peak_bytes", "plain_peak_bytes", "time_ns", "plain_time_ns", "kept_bytes")
+    return {name: getattr(plan, name) for name in (*names, "recomputed_bytes", "replayed_ops", "resident_bytes", "bound_ns")}

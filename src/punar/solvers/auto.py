@@ -1,0 +1,116 @@
+"""The default: the fastest of many judged plans that fits.
+
+NOTE. How the plans are found.
+
+1. Pieces (``plan/pieces.py``) say what each saved value costs to make again, in steps of least time per byte; on their own, and equal pieces once.
+2. A cover (``cover.py``) takes those that relieve every moment of the step to the budget at least time, given when each dropped
+   value will be made again.
+3. The simulator judges the plan. Where the peak is missed, or the values are made again earlier than was assumed, the cover is repeated with what
+   the simulator saw.
+4. Splits (``splits.py``) keep replays from running far back; several are tried for each budget, until one comes near the lower bound (``plan/bound.py``).
+5. This is done for a grid of budgets, refined where the time changes most. All judged plans, those of the simpler solvers among
+   them, form the frontier, and every budget is answered from it: more budget never gives a slower plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from punar.ir import Trace
+from punar.ir.blocks import cuts_of
+from punar.plan import Plan, make_plan
+from punar.plan.bound import bound
+from punar.solvers.base import infeasible
+from punar.solvers.greedy import drop_order, dropping, ladder
+from punar.solvers.revolve import revolved
+from punar.solvers.search import Point, Search, undominated
+from punar.solvers.segments import grouped
+from punar.solvers.selective import selected
+
+
+PASSES = 1.0
+"""How many extra forward passes the plans of the frontier take at most; a lower budget is still answered when it is asked for."""
+
+STEEP_BYTES, STEEP_TIME = 0.08, 0.04
+"""Plans at the low end are left out where one with so much more than the least bytes above the resident ones is so much of the plain step faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Judges plans of many kinds once a trace, and answers each budget with the fastest that fits."""
+
+    name: ClassVar[str] = "auto"
+    source: ClassVar[str] = "this project; see docs/planning.md"
+
+    def solve(self, trace: Trace, budget_bytes: int) -> Plan:
+        return frontier_of(trace).at(budget_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The judged plans that no other judged plan beats in both peak and time, by rising peak and falling time."""
+
+    trace: Trace
+    points: tuple[Point, ...]
+
+    def sensible(self) -> Frontier:
+        """Only the plans of about one extra forward pass at most, and none at the low end that pays much time for little memory."""
+        trace = self.trace
+        forward = sum(op.time_ns + trace.overhead_ns for op in trace.forward_ops)
+        points = [point for point in self.points if point.time_ns <= trace.plain_time_ns + PASSES * forward]
+        return Frontier(trace, tuple(points[_first_worthwhile(points, trace.resident_bytes) :]))
+
+    def at(self, budget_bytes: int) -> Plan:
+        """The fastest plan that fits, be it sensible or not."""
+        fitting = [point for point in self.points if point.peak_bytes <= budget_bytes]
+        if not fitting:
+            raise infeasible(self.trace, self.plan(self.points[0], budget_bytes), hint="no solver here reaches less")
+        return self.plan(fitting[-1], budget_bytes)
+
+    def least(self) -> Plan:
+        return self.plan(self.points[0], self.points[0].peak_bytes)
+
+    def plans(self) -> tuple[Plan, ...]:
+        return tuple(self.plan(point, point.peak_bytes) for point in self.points)
+
+    def plan(self, point: Point, budget_bytes: int) -> Plan:
+        plan = make_plan(self.trace, point.hold_from, solver="auto", budget_bytes=budget_bytes)
+        return replace(plan, bound_ns=min(bound(self.trace, budget_bytes), plan.time_ns))
+
+
+@lru_cache(maxsize=8)
+def frontier_of(trace: Trace) -> Frontier:
+    """Searches the whole frontier of a trace; computed once a trace."""
+    search = Search(trace)
+    for hold in others(trace, is_long=search.is_long):
+        search.judge(hold)
+    search.run()
+    return Frontier(trace, undominated(search.points))
+
+
+def _first_worthwhile(points: Sequence[Point], resident_bytes: int) -> int:
+    """The place of the first point that is not steep: no point a little larger is much faster."""
+    near = STEEP_BYTES * (points[0].peak_bytes - resident_bytes)
+    much = STEEP_TIME * points[-1].time_ns
+    first = 0
+    for at, point in enumerate(points):
+        if point.peak_bytes <= points[first].peak_bytes + near and point.time_ns <= points[first].time_ns - much:
+            first = at
+    return first
+
+
+def others(trace: Trace, *, is_long: bool) -> Iterator[list[int]]:
+    """The plans of the simpler solvers: ``auto`` loses to none of them. For long steps only some of them are tried."""
+    yield selected(trace)
+    blocks = max(len(cuts_of(trace)) - 1, 1)
+    sizes = {1, round(blocks**0.5)} if is_long else {*range(1, min(blocks, 12) + 1), round(blocks**0.5)}
+    for size in sorted(sizes):
+        yield grouped(trace, max(size, 1))
+    for snapshots in () if is_long else (1, 2, 3, 4, 6, 8):
+        yield revolved(trace, snapshots)
+    order = drop_order(trace)
+    for rung in ladder(trace):
+        yield dropping(trace, order[: rung.count])

@@ -1,0 +1,216 @@
+"""The search behind ``auto``: covers for a grid of budgets under several schemes, judged by the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from punar.ir import Trace
+from punar.ir.lineage import close, lineage_of
+from punar.plan.bound import bound
+from punar.plan.pressure import pressure_of
+from punar.plan.simulate import Simulation
+from punar.solvers.cover import Cover
+from punar.solvers.patience import GIVEN_UP, judged
+from punar.solvers.splits import Levels, Links, Scheme, all_dropped, levels_of, rerun_ops
+
+FEWEST, MOST = 20, 64
+"""How many simulations the search makes at least and at most, besides those of the schemes' extremes."""
+
+SHORT = 4000
+"""The events of a step for which it makes most; it makes fewer with the root of the events."""
+
+LONG = 6_000
+"""From how many events on a step counts as long, and fewer kinds of plans are tried."""
+
+CLOSE = 0.002
+"""How near to the lower bound a plan need come, in parts of the plain step's time, for the search at its budget to end."""
+
+FAR = 0.02
+"""How far from it the schemes of two levels are tried."""
+
+PASSES = 3
+"""How often a cover is repeated with what the simulator saw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A judged plan."""
+
+    peak_bytes: int
+    time_ns: int
+    hold_from: tuple[int, ...]
+
+
+def undominated(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Those that are faster than every point of at most their peak, by rising peak."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.peak_bytes, p.time_ns)):
+        if not best or point.time_ns < best[-1].time_ns:
+            best.append(point)
+    return tuple(best)
+
+
+class Search:
+    """The search of one trace: every plan that it judges is a point."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.pressure = pressure_of(trace)
+        self.line = lineage_of(trace)
+        self.points: list[Point] = []
+        self.failed: dict[Scheme, int] = {}
+        self.places: dict[Scheme, tuple[Levels, frozenset[int]]] = {}
+        self.left = round(min(max(MOST * (SHORT / max(len(trace.events), 1)) ** 0.5, FEWEST), MOST))
+        self.plain = self.judge([0] * len(trace.values))[0]
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.trace.events) > LONG
+
+    def run(self) -> None:
+        """Judges plans for budgets from the plain peak down; ends when the simulations are used up or nothing is left to improve."""
+        schemes = self.schemes()
+        for budget in self.budgets():
+            self.attend(budget, schemes)
+
+    def judge(self, hold: Sequence[int]) -> tuple[Simulation, list[int]]:
+        """Simulates a plan, notes its point, and returns what it saw with the highest bytes in each cell."""
+        closed = close(self.trace, hold)
+        high = [0] * len(self.pressure.peak)
+        cell = self.pressure.cell
+
+        def note(place: int, bytes: int, is_replay: bool) -> None:
+            at = cell[place]
+            if bytes > high[at]:
+                high[at] = bytes
+
+        seen = judged(self.trace, closed, note, is_closed=True)
+        if seen is not GIVEN_UP:
+            self.points.append(Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=closed))
+        return seen, high
+
+    def schemes(self) -> list[Scheme]:
+        """Schemes of powers of two worth trying, fastest first: by what dropping everything then costs.
+
+        One level in more and more parts as long as that reaches lower peaks; then two levels, with the outer parts of one that did.
+        """
+        tried: list[tuple[int, int, Scheme]] = []
+        lowest: list[int] = []
+        while len(lowest) < 3 or min(lowest[-2:]) < lowest[-3]:
+            tried.append(self.extreme(Scheme(parts=1 << len(lowest), inner=0)))
+            lowest.append(tried[-1][1])
+        for scheme in nested(len(lowest), is_long=self.is_long):
+            tried.append(self.extreme(scheme))
+        return [scheme for time, peak, scheme in sorted(tried) if not scheme.is_nested or is_useful(time, peak, tried)]
+
+    def extreme(self, scheme: Scheme) -> tuple[int, int, Scheme]:
+        """(time, peak, scheme) of the plan that drops all a scheme lets it drop."""
+        again = all_dropped(self.trace, self.widest_links(scheme))
+        seen, _ = self.judge(self.widest(scheme).hold_from(again))
+        return seen.time_ns, seen.peak_bytes, scheme
+
+    def budgets(self) -> Iterator[int]:
+        """First eight even steps from the plain peak down to the least seen, then halves of where the time changes most."""
+        low, high = min(p.peak_bytes for p in self.points), self.plain.peak_bytes
+        for step in range(7, -1, -1):
+            yield low + (high - low) * step // 8
+        tried: set[int] = set()
+        while self.left > 0:
+            points = undominated(self.points)
+            gaps = [(a.time_ns - b.time_ns, a.peak_bytes, b.peak_bytes) for a, b in zip(points, points[1:], strict=False)]
+            gaps = [gap for gap in gaps if gap[2] - gap[1] > (high - low) // 256 and (gap[1] + gap[2]) // 2 not in tried]
+            if not gaps or max(gaps)[0] < 2 * CLOSE * self.plain.time_ns:
+                return
+            _, lower, upper = max(gaps)
+            tried.add((lower + upper) // 2)
+            yield (lower + upper) // 2
+
+    def attend(self, budget_bytes: int, schemes: Sequence[Scheme]) -> None:
+        """Looks for plans at one budget, by one scheme after the other, until one is near the bound.
+
+        A scheme that failed at more memory is not tried; one of two levels only where those of one level leave much to gain.
+        """
+        least = bound(self.trace, budget_bytes)
+        for scheme in sorted(schemes, key=lambda scheme: scheme.is_nested):
+            gap = (self.best(budget_bytes) - least) / self.plain.time_ns
+            if self.left <= 0 or gap <= (FAR if scheme.is_nested else CLOSE):
+                return
+            if budget_bytes > self.failed.get(scheme, 0) and not self.refine(budget_bytes, scheme):
+                self.failed[scheme] = budget_bytes
+
+    def best(self, budget_bytes: int) -> float:
+        return min((p.time_ns for p in self.points if p.peak_bytes <= budget_bytes), default=float("inf"))
+
+    def refine(self, budget_bytes: int, scheme: Scheme) -> bool:
+        """Repeats a cover with the entries that it leads to and the peaks that the simulator saw; says whether one could be judged."""
+        entry: Sequence[int] = self.pressure.asked
+        extra = [0] * len(self.pressure.peak)
+        for tried in range(PASSES):
+            need = [peak + more - budget_bytes for peak, more in zip(self.pressure.peak, extra, strict=True)]
+            found = self.settled(scheme, need, entry, None) or self.settled(scheme, need, entry, self.widest(scheme))
+            if found is None or self.left <= 0:
+                return tried > 0
+            cover, levels = found
+            self.left -= 1
+            seen, high = self.judge(levels.hold_from(rerun_ops(self.trace, cover.level)))
+            if seen.peak_bytes <= budget_bytes or seen.time_ns > self.best(budget_bytes):
+                return True
+            entry = cover.entry
+            expected = [peak - got for peak, got in zip(self.pressure.peak, cover.reliefs(), strict=True)]
+            extra = [max(more, saw - thought) for more, saw, thought in zip(extra, high, expected, strict=True)]
+        return True
+
+    def settled(self, scheme: Scheme, need: Sequence[int], entry: Sequence[int], levels: Levels | None) -> tuple[Cover, Levels] | None:
+        """A cover that still holds with the entries it leads to; None where none is found soon.
+
+        Its places are those of ``levels`` and all its links there are held from the start, or they are found for the first cover and only
+        links that covers have are held.
+        """
+        forced = self.widest_links(scheme) if levels else frozenset[int]()
+        for _ in range(2 * PASSES):
+            cover = Cover(self.trace, need, entry, forced)
+            if not cover.run():
+                return None
+            again = rerun_ops(self.trace, cover.level)
+            levels = levels or levels_of(self.trace, scheme, again)
+            crossing = Links(self.trace, again).crossing(levels.outer)
+            if not crossing <= forced:
+                forced |= crossing
+                continue
+            cover.entry = levels.entries(again)
+            if all(got >= lack for got, lack in zip(cover.reliefs(), need, strict=True)):
+                return cover, levels
+            entry = self.earlier(entry, cover.entry)
+        return None
+
+    def earlier(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
+        """The less hopeful of two entries: the earlier for what is made again, the later for what is held for it."""
+        return [min(a, b) if is_saved else max(a, b) for a, b, is_saved in zip(one, other, self.line.is_saved, strict=True)]
+
+    def widest(self, scheme: Scheme) -> Levels:
+        """The places of a scheme in the plan that drops everything but the links there."""
+        if scheme not in self.places:
+            everything = all_dropped(self.trace)
+            links = Links(self.trace, everything)
+            forced = links.crossing(links.places(scheme.parts))
+            outer = tuple(links.places(scheme.parts))
+            inner = levels_of(self.trace, scheme, all_dropped(self.trace, forced)).inner
+            self.places[scheme] = (Levels(self.trace, outer, inner), forced)
+        return self.places[scheme][0]
+
+    def widest_links(self, scheme: Scheme) -> frozenset[int]:
+        self.widest(scheme)
+        return self.places[scheme][1]
+
+
+def nested(depth: int, *, is_long: bool) -> Iterator[Scheme]:
+    """Two-level schemes with outer parts from few to those at which one level did best."""
+    for k in range(max(depth - 3, 1) if is_long else 1, depth):
+        for more in (2,) if is_long else (1, 2, 3):
+            yield Scheme(parts=1 << k, inner=1 << (k + more))
+
+
+def is_useful(time_ns: int, peak_bytes: int, tried: Sequence[tuple[int, int, Scheme]]) -> bool:
+    """Whether no scheme of less time reaches as low a peak."""
+    return not any(other < time_ns and peak <= peak_bytes for other, peak, _ in tried)

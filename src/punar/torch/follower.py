@@ -1,0 +1,327 @@
+"""Obeys a plan: records what replays will need, drops what the plan says to drop."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from punar.ir import Trace
+from punar.plan import Plan
+from punar.torch.attributes import note_unpacked
+from punar.torch.meter import Meter, StorageRecord
+from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, outputs_in
+from punar.torch.random_state import RandomState, generator_of
+from punar.torch.records import Episode, RecordedOp, TensorRef, Value, alias, checksum, version_counter
+from punar.torch.replay import ReplayCount, clone_storage, modified, replay, take_slots
+
+_graph_task = torch._C._current_graph_task_id
+
+_LOOK_AHEAD = 512
+"""How far the script is searched for a forward operator that does not stand where it was traced."""
+
+_BACKWARD_LOOK_AHEAD = 16
+
+
+class Row:
+    """One operator of the script. ``holds``: for each value it makes (hold_from, rank, bytes). ``is_simple``: it is only run and metered."""
+
+    __slots__ = ("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "makes", "name", "peak_bytes")
+
+    def __init__(self, name: str, has_grad_mode: bool, is_recorded: bool, holds: tuple[tuple[int, int, int], ...], peak_bytes: int) -> None:
+        self.name = name
+        self.func = _resolve(name)
+        self.info = operator_info(self.func) if self.func is not None else None
+        self.makes = self.info is not None and self.info.makes
+        self.has_grad_mode = has_grad_mode
+        self.is_recorded = is_recorded
+        self.is_simple = not is_recorded and self.info is not None and not self.info.can_write
+        self.holds = holds
+        self.peak_bytes = peak_bytes
+
+
+def _resolve(name: str) -> Any:
+    """The operator of this name, ``None`` where it is not to be found."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found
+
+
+_END = Row("", True, False, (), 0)
+
+
+class Script:
+    """A plan in the form in which it is followed, operator by operator.
+
+    ``trace``, ``optimizer_bytes``: what it was made from, to make it anew where the resident bytes change. ``is_retraced``: steps
+    take a path of their own each time, so that tracing them again would not help.
+    """
+
+    def __init__(self, plan: Plan, *, trace: Trace | None = None, optimizer_bytes: int = 0, is_retraced: bool = False) -> None:
+        self.plan = plan
+        self.trace = trace
+        self.optimizer_bytes = optimizer_bytes
+        self.is_retraced = is_retraced
+        bones = plan.skeleton
+        columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
+        self.rows = [Row(*row) for row in zip(*columns, strict=True)]
+        self.rows.append(_END)
+        self.backward_rows = [Row(name, True, False, (), peak_bytes) for name, peak_bytes in bones.backward]
+        self.is_plain = not any(bones.is_recorded)
+
+
+class Handle:
+    """What autograd keeps in place of a saved tensor that is held. ``tensor`` is a detached alias, or the tensor itself where it has no history."""
+
+    __slots__ = ("__weakref__", "episode", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, episode: Episode) -> None:
+        self.episode = episode
+        self.version = tensor._version
+        self.tensor = tensor if tensor.is_leaf else alias(tensor)
+        episode.handles += 1
+        episode.saves += 1
+
+    def __del__(self) -> None:
+        self.episode.let_go()
+
+    def unpack(self) -> Tensor:
+        if not self.episode.has_begun_backward:
+            self.episode.begin_backward()
+        tensor = self.tensor
+        if tensor._version != self.version:
+            raise modified(tensor, self.version)
+        if tensor.requires_grad or tensor.__dict__:
+            note_unpacked(tensor)
+        return tensor
+
+
+class DroppedHandle:
+    """What autograd keeps in place of a saved tensor that is dropped. ``counter`` has the tensor's version counter, and no storage."""
+
+    __slots__ = ("__weakref__", "attributes", "counter", "episode", "follower", "ref", "version")
+
+    def __init__(self, tensor: Tensor, value: Value, follower: Follower) -> None:
+        self.follower = follower
+        self.episode = follower.episode
+        self.ref = TensorRef(tensor, value)
+        self.version = tensor._version
+        self.counter = version_counter(tensor)
+        self.attributes = dict(tensor.__dict__) or None
+        self.episode.handles += 1
+        self.episode.saves += 1
+
+    def __del__(self) -> None:
+        self.episode.let_go()
+
+    def unpack(self) -> Tensor:
+        episode, value = self.episode, self.ref.value
+        if not episode.has_begun_backward:
+            episode.begin_backward()
+        if self.counter._version != self.version:
+            raise modified(self.counter, self.version)
+        episode.clock = max(episode.clock, value.rank)
+        base = value.base
+        if base is None:
+            base = replay(value, episode.clock, self.follower.meter, self.follower.count)
+        tensor = self.ref.view(base)
+        if self.attributes is not None:
+            tensor.__dict__.update(self.attributes)
+            note_unpacked(tensor)
+        return tensor
+
+
+class Follower:
+    """Runs one episode's forward pass along a script; the plan is advice, so that whatever does not match is simply held."""
+
+    def __init__(self, episode: Episode, script: Script, meter: Meter, count: ReplayCount) -> None:
+        self.script = script
+        self.rows = script.rows
+        self.meter = meter
+        self.count = count
+        self.episode = episode
+        self.cursor = self.backward_cursor = 0
+        self.backward_rows = script.backward_rows
+        self.mismatches = 0
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _graph_task() != -1:
+            row = self.backward_row(func)
+        else:
+            row = self.rows[self.cursor]
+            if row.func is func:
+                self.cursor += 1
+            else:
+                row = self.resync(func)
+        if row.is_simple:
+            out = func(*args, **kwargs)
+            if row.makes:
+                self.meter.count(out, row.peak_bytes)
+            return out
+        info = row.info or operator_info(func)
+        if row.is_recorded and not self.episode.is_sealed:
+            return self.record(row, info, args, kwargs)
+        return run_metered(info, args, kwargs, self.meter, row.peak_bytes)
+
+    def backward_row(self, func: Any) -> Row:
+        """The row of a backward operator: known only for its scratch, so that an unexpected one does no harm."""
+        rows, cursor = self.backward_rows, self.backward_cursor
+        if cursor < len(rows) and rows[cursor].func is func:
+            self.backward_cursor = cursor + 1
+            return rows[cursor]
+        for place in range(cursor, min(cursor + _BACKWARD_LOOK_AHEAD, len(rows))):
+            if rows[place].func is func:
+                self.backward_cursor = place + 1
+                return rows[place]
+        return _END
+
+    def resync(self, func: Any) -> Row:
+        """Finds where in the script an unexpected operator stands; ``_END`` where it does not."""
+        has_grad = torch.is_grad_enabled()
+        name = str(func)
+        for place in range(self.cursor, min(self.cursor + _LOOK_AHEAD, len(self.rows) - 1)):
+            row = self.rows[place]
+            if row.func is func or (row.func is None and row.name == name):
+                self.mismatches += sum(r.has_grad_mode for r in self.rows[self.cursor : place])
+                self.cursor = place + 1
+                return row
+            if row.has_grad_mode and not has_grad:
+                return _END  # evaluation inside the step: no part of the plan
+        self.mismatches += has_grad
+        return _END
+
+    def record(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors: list[Tensor] = []
+        op = RecordedOp(self.cursor, info.func, row.peak_bytes)
+        op.args = take_slots(info.replay_args(args), tensors)
+        op.kwargs = {key: take_slots(value, tensors) for key, value in kwargs.items()}
+        generator = generator_of(args, kwargs) if info.is_random else None
+        if not is_recordable(info, tensors) or (info.is_random and generator is None):
+            self.mismatches += 1
+            return run_metered(info, args, kwargs, self.meter, row.peak_bytes)
+        op.random = RandomState(generator) if generator is not None else None
+        op.reads = [self.read(tensor) for tensor in tensors]
+        written = info.written(args, kwargs) if info.writes else []
+        op.overwrites = self.overwritten_values(written)
+        overwrite(info, info.written(args, kwargs), self.meter)
+        self.meter.charge(row.peak_bytes)
+        out = info.func(*args, **kwargs)
+        self.remember(op, row, written, outputs_in(out) if info.makes else [])
+        return out
+
+    def overwritten_values(self, written: list[Tensor]) -> list[Value]:
+        return list(dict.fromkeys(self.read(tensor).value for tensor in written))
+
+    def remember(self, op: RecordedOp, row: Row, written: list[Tensor], outputs: list[Tensor]) -> None:
+        """Makes the values of a recorded operator: first those it allocated, then those it overwrote."""
+        fresh = [(place, tensor, self.meter.record_created(tensor)) for place, tensor in enumerate(outputs)]
+        made: list[tuple[int, Tensor, StorageRecord]] = [(p, t, r) for p, t, r in fresh if r is not None]
+        seen: set[StorageRecord] = set()
+        for tensor in written:
+            record = self.meter.record_of(tensor)
+            if record is not None and record not in seen:
+                made.append((-1 - len(seen), tensor, record))
+                seen.add(record)
+        is_matched = len(made) == len(row.holds)
+        for index, (place, tensor, record) in enumerate(made):
+            hold_from, rank, nbytes = row.holds[index] if is_matched else (0, 0, 0)
+            self.mismatches += not is_matched or nbytes != record.nbytes
+            value = Value(op=op, writes=record.writes, hold_from=hold_from, rank=rank, nbytes=record.nbytes)
+            if hold_from <= 0:
+                value.hold(alias(tensor), is_just_written=place < 0)
+            else:
+                op.makes.append((weakref.ref(value), place))
+                value.checksum = checksum(tensor) if row.info is not None and row.info.is_factory else None
+            record.state = weakref.ref(value)
+            self.episode.values.append(value)
+
+    def read(self, tensor: Tensor) -> TensorRef:
+        """What an operator reads: the value last made on this storage, or a source that is held from now on."""
+        record = self.meter.record_of(tensor)
+        assert record is not None
+        value = record.state() if record.state is not None else None
+        if value is None or value.writes != record.writes:
+            value = Value(op=None, writes=record.writes, nbytes=record.nbytes)
+            value.hold(alias(tensor))
+            record.state = weakref.ref(value)
+            self.episode.values.append(value)
+        hold_if_changed(value, tensor)
+        return TensorRef(tensor, value)
+
+    # -- saved tensors -------------------------------------------------------------------------------------------------
+
+    def pack(self, tensor: Tensor) -> Handle | DroppedHandle:
+        value = None if self.episode.is_sealed or self.script.is_plain else _current(tensor)
+        if value is not None:
+            hold_if_changed(value, tensor)
+        if value is None or value.op is None:
+            return Handle(tensor, self.episode)
+        return DroppedHandle(tensor, value, self)
+
+
+def run_metered(info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int = 0) -> Any:
+    """Runs an operator that no replay needs: minds what it overwrites, counts what it makes."""
+    if info.can_write:
+        overwrite(info, info.written(args, kwargs), meter)
+    if not info.makes:
+        meter.charge(peak_bytes)
+        return info.func(*args, **kwargs)
+    out = info.func(*args, **kwargs)
+    meter.count(out, peak_bytes)
+    return out
+
+
+def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter) -> None:
+    """Storages are about to be overwritten: saves the held values that others read, and counts the writes."""
+    seen: set[StorageRecord] = set()
+    for tensor in tensors:
+        record = meter.record_of(tensor) if type(tensor) in PLAIN_TYPES else None
+        if record is not None and record not in seen:
+            seen.add(record)
+            protect(record, meter, is_refill=info.is_refill)
+
+
+def protect(record: StorageRecord, meter: Meter, *, is_refill: bool) -> None:
+    """Copies what a lineage still reads on a storage that is about to be overwritten; where its contents were freed, gives it up."""
+    value = record.state() if record.state is not None else None
+    if value is not None and value.base is not None and value.writes == record.writes and is_refill:
+        value.base = None
+    elif value is not None and value.base is not None and value.writes == record.writes:
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            value.base = clone_storage(value.base)
+        value.versions = (value.base._version,)
+        meter.record_created(value.base)
+    record.state = None
+    record.writes += 1
+
+
+def _current(tensor: Tensor) -> Value | None:
+    """The tape's value that a saved tensor reads, where it is known and up to date."""
+    if type(tensor) not in PLAIN_TYPES:
+        return None
+    try:
+        record = getattr(tensor.untyped_storage(), "_punar", None)
+    except NotImplementedError:
+        return None
+    if type(record) is not StorageRecord or record.state is None:
+        return None
+    value = record.state()
+    return value if value is not None and value.writes == record.writes else None
+
+
+def hold_if_changed(value: Value, tensor: Tensor) -> None:
+    """Holds what a factory made where something unseen wrote into it."""
+    if value.checksum is not None and value.op is not None and checksum(tensor) != value.checksum:
+        value.hold(alias(tensor))
+
+
+def is_recordable(info: OperatorInfo, tensors: list[Tensor]) -> bool:
+    """Whether a call's tensors can be rebuilt from their storages."""
+    return info.is_replayable and all(type(t) in PLAIN_TYPES and t.layout is torch.strided for t in tensors)

@@ -1,0 +1,198 @@
+"""What the tape remembers of a forward pass while a plan is obeyed: values, recorded operators and saved-tensor handles.
+
+NOTE. Who refers to whom; everything is freed by reference counts.
+
+1. A storage's record refers to its latest ``Value`` weakly.
+2. The ``Episode`` refers to the values made in it until backward begins; afterwards only handles and lineages do.
+3. A value is either held (``base`` is a detached alias of its storage) or refers to the recorded operator that makes it again.
+4. A recorded operator refers to the values it reads strongly, to those it makes weakly.
+5. Autograd refers to the handles.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from punar.errors import UsageError
+from punar.torch.operators import PLAIN_TYPES
+from punar.torch.random_state import RandomState
+
+
+class _Active(threading.local):
+    """Who is in charge in this thread: the number of the session whose ``with`` block is running."""
+
+    owner: int | None = None
+
+
+active = _Active()
+
+
+class Value:
+    """One version of a storage's contents (see the NOTE). ``hold_from``, ``rank``: as in the plan.
+
+    ``checksum``: of what a factory filled it with, since a kernel that dispatches nothing may write there before anything reads it.
+    """
+
+    __slots__ = ("__weakref__", "base", "checksum", "hold_from", "nbytes", "op", "rank", "versions", "writes")
+
+    def __init__(self, *, op: RecordedOp | None, writes: int, hold_from: int = 0, rank: int = 0, nbytes: int = 0) -> None:
+        self.base: Tensor | None = None
+        self.versions: tuple[int, ...] = ()
+        self.checksum: int | None = None
+        self.op = op
+        self.writes = writes
+        self.hold_from = hold_from
+        self.rank = rank
+        self.nbytes = nbytes
+
+    def hold(self, base: Tensor, *, is_just_written: bool = False) -> None:
+        """From now on the value is at hand and needs no lineage.
+
+        ``versions``: those that ``base``'s version counter may show while its contents are this value. Autograd counts a write after the
+        operator that makes it, so that a value held within that operator may show one more.
+        """
+        self.base, self.op = base, None
+        self.versions = (base._version, base._version + 1) if is_just_written else (base._version,)
+
+
+class TensorRef:
+    """How a tensor reads a storage: enough to make an equal tensor on an equal storage."""
+
+    __slots__ = ("dtype", "is_conj", "is_neg", "offset", "size", "stride", "value")
+
+    def __init__(self, tensor: Tensor, value: Value) -> None:
+        self.value = value
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.dtype = tensor.dtype
+        self.is_conj = tensor.is_conj() if self.dtype.is_complex else False
+        self.is_neg = tensor.is_neg()
+
+    def view(self, base: Tensor) -> Tensor:
+        """A fresh tensor that reads ``base``'s storage as the original read its own."""
+        with torch._C._DisableTorchDispatch():
+            tensor = torch.empty(0, dtype=self.dtype, device=base.device)
+            tensor.set_(base.untyped_storage(), self.offset, self.size, self.stride)
+            if self.is_conj:
+                tensor = torch._conj(tensor)
+            if self.is_neg:
+                tensor = torch._neg_view(tensor)
+        return tensor
+
+
+class Slot:
+    """Stands in recorded arguments where a tensor stood."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class RecordedOp:
+    """One operator call that a replay may run again.
+
+    ``reads``: what its tensor arguments read. ``overwrites``: (value read, output place) of each storage it writes into.
+    ``makes``: weak references to its values, with the place of each among the call's outputs (-1: written in place).
+    """
+
+    __slots__ = ("args", "func", "kwargs", "makes", "number", "overwrites", "peak_bytes", "random", "reads")
+
+    def __init__(self, number: int, func: Any, peak_bytes: int) -> None:
+        self.number = number
+        self.func = func
+        self.peak_bytes = peak_bytes
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.reads: list[TensorRef] = []
+        self.overwrites: list[Value] = []
+        self.makes: list[tuple[weakref.ref[Value], int]] = []
+        self.random: RandomState | None = None
+
+
+class Episode:
+    """One forward pass with its backward: counts the handles that autograd holds, and the demands that it makes."""
+
+    __slots__ = ("clock", "handles", "has_begun_backward", "is_sealed", "owner", "saves", "values")
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        self.values: list[Value] = []
+        self.handles = 0
+        self.saves = 0
+        self.clock = 0
+        self.is_sealed = self.has_begun_backward = False
+
+    def begin_backward(self) -> None:
+        """The first saved tensor is asked for.
+
+        Raises:
+            UsageError: that happens in the block of another Remat.
+        """
+        if active.owner not in (None, self.owner):
+            raise UsageError(
+                "asked to run backward on a graph that another Remat recorded, inside this one's `with` block; "
+                "its replays would be counted and planned here. Run this backward in the other Remat's block, or outside of both"
+            )
+        self.has_begun_backward = True
+        self.seal()
+
+    def seal(self) -> None:
+        """The forward pass is over: from here on values live by handles and lineages alone."""
+        self.is_sealed = True
+        self.values.clear()
+
+    def let_go(self) -> None:
+        """Autograd lets go of one handle; with the last of them the pass is over, also where nobody ran backward."""
+        self.handles -= 1
+        if not self.handles:
+            self.seal()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether autograd saved something and has let go of all of it."""
+        return self.saves > 0 and self.handles == 0
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """A tensor on the same storage and version counter that keeps no autograd graph alive; has the attributes that the user put on it."""
+    if tensor.requires_grad and tensor.is_leaf:
+        return tensor  # a leaf that requires grad can get no history later
+    if type(tensor) not in PLAIN_TYPES:
+        return tensor.detach()
+    with torch._C._DisableTorchDispatch():
+        detached = tensor.detach()
+    if tensor.__dict__:
+        detached.__dict__.update(tensor.__dict__)
+    return detached
+
+
+_NOTHING: dict[torch.device, Tensor] = {}
+
+
+def version_counter(tensor: Tensor) -> Tensor:
+    """An empty tensor that shares a tensor's version counter, and so shows its later writes without keeping its storage alive."""
+    with torch._C._DisableTorchDispatch():
+        counter = tensor.detach()
+        nothing = _NOTHING.get(tensor.device)
+        if nothing is None:
+            nothing = _NOTHING[tensor.device] = torch.empty(0, device=tensor.device)
+        counter.data = nothing
+    return counter
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that changes where the bytes of a tensor's storage do; 0 for a storage without bytes to read (zero tensors, meta tensors)."""
+    if tensor.device.type == "meta" or tensor._is_zerotensor():
+        return 0
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        whole = flat.numel() // 8 * 8
+        head = int(flat[:whole].view(torch.int64).sum()) if whole else 0
+        return head * 257 + int(flat[whole:].sum(dtype=torch.int64))

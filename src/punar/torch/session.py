@@ -1,0 +1,354 @@
+"""The dispatch mode that a ``Remat`` enters: hands each operator to whoever is in charge of the present forward pass.
+
+An *episode* is one forward pass with its backward. The first operator of an episode decides what happens with it: where a plan for a step that
+begins so is known, a ``Follower`` obeys it; else a ``Tracer`` records it, and a plan is made when it is complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from punar.errors import NestedRemat
+from punar.ir import Trace
+from punar.plan import Plan
+from punar.torch import attributes
+from punar.torch.follower import DroppedHandle, Follower, Handle, Script, run_metered
+from punar.torch.functorch import hooks
+from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
+from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
+from punar.torch.records import Episode, active
+from punar.torch.replay import ReplayCount
+from punar.torch.tracer import Tracer
+
+Planner = Callable[[Trace, int, int], Plan]
+"""Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
+to reach outside of forward and backward, in an optimizer's step for example."""
+
+_MOST_PLANS = 64
+"""Plans remembered at once; beyond, the least recently used is forgotten."""
+
+_local = threading.local()
+_owners = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one ``with`` block did. Units: bytes of the whole step, nanoseconds of wall time.
+
+    ``kept_bytes``: held for backward by the plan's account; ``recomputed_bytes`` and ``replayed_operators``: counted while they
+    happened. ``is_traced``: the block ran plain to be recorded. ``plan``: the one obeyed last in the block.
+    """
+
+    measured_peak_bytes: int
+    time_ns: int
+    kept_bytes: int
+    recomputed_bytes: int
+    replayed_operators: int
+    is_traced: bool
+    plan: Plan | None
+
+
+class Waiting:
+    """No operator of the episode has run yet. What needs no gradient is no part of any: it is run and metered.
+
+    An episode begins with the first operator that reads something requiring a gradient; views tell too little of shapes to know one by.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.episode = Episode(session.owner)
+
+    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = operator_info(func)
+        is_first = (
+            torch.is_grad_enabled()
+            and not info.is_view
+            and not in_backward()
+            and any(tensor.requires_grad for tensor in tensors_in((*args, *kwargs.values())))
+        )
+        if is_first:
+            return self.session.begin(self.episode, func, args, kwargs).on_op(func, args, kwargs)
+        out = run_metered(info, args, kwargs, self.session.meter)
+        self.session.see_outside()
+        return out
+
+    def pack(self, tensor: Tensor) -> Handle:
+        return Handle(tensor, self.episode)
+
+
+class Session(TorchDispatchMode):
+    """Sees every operator of the ``with`` block. ``planner`` turns a finished trace into a plan, or None to only measure."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper it asks for costs microseconds an operator
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled regions stay compiled
+
+    def __init__(self, planner: Planner) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.owner = next(_owners)
+        self.planner = planner
+        self.scripts: dict[tuple[str, int], Script] = {}
+        self.fixed: Script | None = None
+        self.meter: Meter = Meter()
+        self.device = torch.device("cpu")
+        self.count = ReplayCount()
+        self.phase: Waiting | Tracer | Follower | None = None
+        self.pending: Tracer | None = None
+        self.pending_key = ("", 0)
+        self.pending_optimizer_bytes = 0
+        self.gradients: list[weakref.ref[StorageRecord]] = []
+        self.trace: Trace | None = None
+        self.plan: Plan | None = None
+        self.stack: ExitStack | None = None
+        self.calling: Waiting | Tracer | Follower | None = None
+        self.is_traced = False
+        self.is_plan_followed = False
+        self.is_forgetful = False
+        self.optimizer_bytes = self.outside_peak_bytes = 0
+        watch_optimizers(self)
+
+    def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped: what it keeps is resident from now on, if it trains what this session has seen."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if type(p) in PLAIN_TYPES]
+        if not any(self.meter.knows(p) for p in parameters):
+            return
+        state = [t for t in tensors_in(map(dict.values, optimizer.state.values())) if type(t) in PLAIN_TYPES]
+        records = {record for record in map(self.meter.record_of, state) if record is not None}
+        self.optimizer_bytes = sum(record.nbytes for record in records)
+
+    def see_outside(self) -> None:
+        """An operator ran that is part of no forward or backward pass."""
+        self.outside_peak_bytes = max(self.outside_peak_bytes, self.meter.resident_with(self.meter.live))
+
+    # -- the with block --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins a block.
+
+        Raises:
+            NestedRemat: a Remat is active in this thread already, or this one is in another.
+        """
+        if getattr(_local, "session", None) is not None or self.stack is not None:
+            where = "in another thread" if getattr(_local, "session", None) is None else "in this thread"
+            raise NestedRemat(
+                f"asked to enter a Remat while one is active {where}; two would plan the same memory twice. "
+                "Leave the outer `with` first, or use a Remat of its own in each thread"
+            )
+        self.complete()
+        attributes.install()
+        self.count = ReplayCount()
+        self.is_traced = self.is_plan_followed = False
+        self.meter.start()
+        self.phase = Waiting(self)
+        self.started_ns = time.perf_counter_ns()
+        with ExitStack() as stack:
+            stack.enter_context(hooks(self.pack, unpack))
+            stack.enter_context(self)
+            self.stack = stack.pop_all()
+        _local.session, active.owner = self, self.owner
+
+    def stop(self, *, is_failed: bool) -> StepStats:
+        """Ends a block and says what it did."""
+        assert self.stack is not None
+        _local.session = active.owner = None
+        stack, self.stack = self.stack, None
+        stack.close()
+        time_ns = time.perf_counter_ns() - self.started_ns
+        self.leave_episode()
+        if is_failed:
+            self.abandon()
+        elif self.pending is not None:
+            self.pending.pause()
+            if self.pending.episode.handles == 0:
+                self.complete()
+        plan = self.plan
+        return StepStats(
+            measured_peak_bytes=self.meter.peak_bytes,
+            time_ns=time_ns,
+            kept_bytes=plan.kept_bytes if plan is not None else 0,
+            recomputed_bytes=self.count.nbytes,
+            replayed_operators=self.count.operators,
+            is_traced=self.is_traced,
+            plan=plan,
+        )
+
+    def leave_episode(self) -> None:
+        """The forward pass is over, for whatever reason."""
+        phase, self.phase = self.phase, None
+        if isinstance(phase, Follower):
+            phase.episode.seal()
+            self.judge(phase)
+
+    def judge(self, follower: Follower) -> None:
+        """Where a step left its script too often, it is traced anew the next time."""
+        self.is_plan_followed = follower.mismatches == 0 and follower.script.plan.solver != "none"
+        if self.fixed is None and follower.mismatches > len(follower.rows) // 50:
+            for key, script in list(self.scripts.items()):
+                if script is follower.script and not script.is_retraced:
+                    del self.scripts[key]
+                    self.is_forgetful = True
+
+    def abandon(self) -> None:
+        """The step failed: what was traced of it is no whole step."""
+        if self.pending is not None:
+            self.pending.close()
+            self.pending = None
+
+    # -- operators -------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and not PLAIN_TYPES.issuperset(types):
+            return NotImplemented
+        phase = self.phase
+        if phase is None:
+            return func(*args, **(kwargs or {}))
+        episode = phase.episode
+        if not episode.handles and episode.saves and torch.is_grad_enabled() and not in_backward():
+            phase = self.next_episode()
+        return phase.on_op(func, args, kwargs or {})
+
+    def pack(self, tensor: Tensor) -> Handle | DroppedHandle:
+        phase = self.phase or self.calling
+        assert phase is not None
+        if phase.episode.is_over and not in_backward():
+            phase = self.next_episode()
+        return phase.pack(tensor)
+
+    def call(self, call: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function that stands on the tape as one operator; what it runs inside is not seen."""
+        phase = self.phase
+        if phase is None or not all(type(t) in PLAIN_TYPES for t in tensors_in((*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+        call.live.append(function)
+        self.calling, self.phase = phase, None
+        try:
+            return phase.on_op(call, args, kwargs)
+        finally:
+            self.calling, self.phase = None, self.phase or phase
+
+    # -- episodes --------------------------------------------------------------------------------------------------------
+
+    def next_episode(self) -> Waiting:
+        self.leave_episode()
+        self.complete()
+        self.phase = Waiting(self)
+        return self.phase
+
+    def begin(self, episode: Episode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tracer | Follower:
+        """The first operator of an episode is about to run: decides who is in charge."""
+        signature = signature_of(str(func), args, kwargs)
+        key = (signature, self.gradient_bytes())
+        script = self.fixed or self.scripts.get(key)
+        if self.fixed is not None and self.fixed.plan.skeleton.signature != signature:
+            self.warn_mismatch(signature)
+            script = Script(empty_plan(self.fixed.plan))
+        if script is not None:
+            if script.trace is not None and script.optimizer_bytes != self.optimizer_bytes:
+                extra = max(0, self.optimizer_bytes - script.optimizer_bytes)
+                plan = self.planner(script.trace, extra, self.outside_peak_bytes)
+                script = self.remember(key, Script(plan, trace=script.trace, optimizer_bytes=self.optimizer_bytes))
+            self.plan = script.plan
+            self.phase = follower = Follower(episode, script, self.meter, self.count)
+            return follower
+        self.set_device(tensors_in((*args, *kwargs.values())))
+        self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, key[1])
+        self.pending_key = key
+        self.pending_optimizer_bytes = self.optimizer_bytes
+        self.is_traced = True
+        return tracer
+
+    def set_device(self, tensors: list[Tensor]) -> None:
+        device = device_of(tensors)
+        if device != self.device:
+            self.device = device
+            self.meter = meter_for(device)
+            self.meter.start()
+
+    def gradient_bytes(self) -> int:
+        """Bytes of earlier gradients that are still there, to be accumulated into: a step beside them has another peak."""
+        return sum(record.nbytes for record in (reference() for reference in self.gradients) if record is not None)
+
+    def complete(self) -> None:
+        """Makes a plan from the trace that is finished, where there is one."""
+        tracer, self.pending = self.pending, None
+        if tracer is None:
+            return
+        is_backward_seen = any(row["is_backward"] for row in tracer.rows)
+        self.gradients = [r for r in self.gradients if r() is not None] + tracer.gradients()
+        meta = describe(self.device) | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
+        trace = tracer.finish(is_backward_seen=is_backward_seen, meta=meta)
+        self.trace = trace
+        self.plan = self.planner(trace, 0, self.outside_peak_bytes)
+        script = Script(self.plan, trace=trace, optimizer_bytes=self.pending_optimizer_bytes, is_retraced=self.is_forgetful)
+        self.remember(self.pending_key, script)
+        self.is_forgetful = False
+
+    def remember(self, key: tuple[str, int], script: Script) -> Script:
+        self.scripts.pop(key, None)
+        self.scripts[key] = script
+        while len(self.scripts) > _MOST_PLANS:
+            del self.scripts[next(iter(self.scripts))]
+        return script
+
+    def warn_mismatch(self, signature: str) -> None:
+        assert self.fixed is not None
+        warnings.warn(
+            f"the plan given was made for a step that begins with {self.fixed.plan.skeleton.signature}, this one begins with {signature}: "
+            "the plan is ignored and nothing is recomputed. Make a plan for this model and shape, or give a budget instead",
+            stacklevel=4,
+        )
+
+
+def unpack(handle: Handle | DroppedHandle) -> Tensor:
+    """Autograd asks for a saved tensor."""
+    return handle.unpack()
+
+
+def active_session() -> Session | None:
+    """The session whose block this thread is in."""
+    return getattr(_local, "session", None)
+
+
+def watch_optimizers(session: Session) -> None:
+    """Counts the state of any optimizer that steps on parameters of the session's model, for as long as the session lives."""
+    reference = weakref.ref(session)
+
+    def on_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        session = reference()
+        if session is not None and session.device.type != "meta":
+            session.see_optimizer(optimizer)
+
+    weakref.finalize(session, register_optimizer_step_post_hook(on_step).remove)
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """What a trace's times depend on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"torch": torch.__version__, "device_name": name, "threads": str(torch.get_num_threads())}
+
+
+def empty_plan(plan: Plan) -> Plan:
+    """The plan that holds everything, for a step that a given plan was not made for."""
+    from dataclasses import replace
+
+    bones = replace(plan.skeleton, names=(), has_grad_mode=(), is_recorded=(), holds=(), peak_bytes=(), backward=())
+    return replace(plan, solver="none", skeleton=bones, hold_from=())

@@ -1,0 +1,136 @@
+"""A step's surroundings: run it once and put everything back as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from punar.errors import UsageError
+
+LossFn = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSnapshot:
+    """Copies of gradients, buffers and random state; what a step changes of a model besides its activations."""
+
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    torch_random: Tensor
+    cuda_random: list[Tensor]
+    python_random: Any
+    numpy_random: Any
+
+    @classmethod
+    def take(cls, model: nn.Module) -> StateSnapshot:
+        return cls(
+            gradients={name: None if p.grad is None else p.grad.detach().clone() for name, p in model.named_parameters()},
+            buffers={name: b.detach().clone() for name, b in model.named_buffers()},
+            torch_random=torch.get_rng_state(),
+            cuda_random=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            python_random=random.getstate(),
+            numpy_random=_numpy_random(),
+        )
+
+    def restore(self, model: nn.Module) -> None:
+        """Puts the model and the random generators back as they were."""
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                old = self.gradients[name]
+                parameter.grad = None if old is None else old.clone()
+            for name, buffer in model.named_buffers():
+                if name in self.buffers:
+                    buffer.copy_(self.buffers[name])
+        torch.set_rng_state(self.torch_random)
+        if self.cuda_random:
+            torch.cuda.set_rng_state_all(self.cuda_random)
+        random.setstate(self.python_random)
+        if self.numpy_random is not None:
+            import numpy
+
+            numpy.random.set_state(self.numpy_random)
+
+    def differences(self, other: StateSnapshot) -> list[str]:
+        """What is not equal bit for bit, by name."""
+        found = [f"gradient of {name}" for name, g in self.gradients.items() if not _same(g, other.gradients.get(name))]
+        found += [f"buffer {name}" for name, b in self.buffers.items() if not _same(b, other.buffers.get(name))]
+        if not torch.equal(self.torch_random, other.torch_random):
+            found.append("torch's random state")
+        if any(not torch.equal(a, b) for a, b in zip(self.cuda_random, other.cuda_random, strict=True)):
+            found.append("CUDA's random state")
+        if self.python_random != other.python_random:
+            found.append("Python's random state")
+        if repr(self.numpy_random) != repr(other.numpy_random):
+            found.append("numpy's random state")
+        return found
+
+
+def _numpy_random() -> Any:
+    import sys
+
+    numpy = sys.modules.get("numpy")
+    return numpy.random.get_state() if numpy is not None else None
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
+        return False
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    return bytes_equal(a, b)
+
+
+def bytes_equal(a: Tensor, b: Tensor) -> bool:
+    """Equality bit for bit: NaNs equal themselves, 0.0 is not -0.0."""
+    if type(a) is not Tensor and hasattr(a, "to_local"):
+        a, b = a.to_local(), b.to_local()  # type: ignore[attr-defined]
+    left, right = (t.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8) for t in (a, b))
+    return bool(torch.equal(left, right))
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[StateSnapshot]:
+    """Whatever the block does to gradients, buffers and random state is undone at its end."""
+    snapshot = StateSnapshot.take(model)
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore(model)
+
+
+def run_step(model: nn.Module, batch: Any, loss_fn: LossFn) -> Tensor:
+    """One forward and backward pass.
+
+    Raises:
+        UsageError: the loss is no scalar tensor, or nothing requires a gradient.
+    """
+    loss = loss_fn(model, batch)
+    check_loss(loss)
+    loss.backward()
+    detached: Tensor = loss.detach()
+    return detached
+
+
+def check_loss(loss: Any) -> None:
+    """Raises ``UsageError`` where backward could not start from this."""
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"asked for a step, loss_fn(model, batch) returned a {type(loss).__name__}; it must return a scalar tensor: return the loss"
+        )
+    if loss.numel() != 1:
+        raise UsageError(
+            f"asked for a step, the loss has shape {list(loss.shape)}; backward starts from one number: reduce it with .mean() or .sum() in loss_fn"
+        )
+    if not loss.requires_grad:
+        raise UsageError(
+            "asked for a step, the loss requires no gradient: no parameter of the model that it depends on does, or it was computed under no_grad. "
+            "Set requires_grad on what should train"
+        )

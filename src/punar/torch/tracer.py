@@ -1,0 +1,387 @@
+"""Records one whole step, forward and backward, as a ``Trace``; drops nothing.
+
+A storage's last reference outside autograd's saved tensors cannot be seen directly, since while tracing every saved tensor is held.
+It is the death of the last tensor object that the forward pass made on that storage.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from punar.ir import Event, EventKind, Op, Trace, TraceBuilder
+from punar.torch.follower import Handle
+from punar.torch.meter import Meter, StorageRecord
+from punar.torch.modules import ModulePaths
+from punar.torch.operators import PLAIN_TYPES, OperatorInfo, in_backward, operator_info, outputs_in, signature_of, tensors_in
+from punar.torch.random_state import generator_of
+from punar.torch.records import Episode, alias, checksum
+from punar.torch.scratch import ScratchProbe
+
+_GONE = 5
+"""A raw event: the storage was freed. Turned into ``FREE`` or a later ``RELEASE`` when the trace is built."""
+
+
+class TracedHandle(Handle):
+    """A held saved tensor that tells the tracer when it is asked for and let go."""
+
+    __slots__ = ("number", "tracer")
+
+    def __init__(self, tensor: Tensor, episode: Episode, tracer: Tracer, number: int) -> None:
+        super().__init__(tensor, episode)
+        self.tensor = alias(tensor)  # the tensor itself must die with its users, to be seen
+        self.tracer = tracer
+        self.number = number
+
+    def __del__(self) -> None:
+        super().__del__()
+        self.tracer.note(EventKind.RELEASE, self.number)
+
+    def unpack(self) -> Tensor:
+        if not self.episode.has_begun_backward:
+            self.tracer.look_at_sources()
+        self.tracer.note(EventKind.DEMAND, self.number)
+        return super().unpack()
+
+
+class _Watch:
+    """What storages' records refer to: outlives the tracer, which forgets it when it closes."""
+
+    __slots__ = ("tracer",)
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer: Tracer | None = tracer
+
+    def on_storage_freed(self, number: int) -> None:
+        if self.tracer is not None:
+            self.tracer.note(_GONE, number)
+
+
+class Tracer:
+    """Watches an episode. ``finish`` gives its trace."""
+
+    def __init__(self, episode: Episode, meter: Meter, device: torch.device, gradient_bytes: int = 0) -> None:
+        self.meter = meter
+        self.device = device
+        self.episode = episode
+        self.watch = _Watch(self)
+        self.builder = TraceBuilder(str(device))
+        self.rows: list[dict[str, Any]] = []
+        self.raw: list[tuple[int, int]] = []
+        self.current: list[int] = []
+        self.versions: list[int] = []
+        self.sums: dict[int, int] = {}
+        self.blank: set[int] = set()
+        self.sources: dict[int, weakref.ref[Any]] = {}
+        self.freed_between: set[int] = set()
+        self.tainted: set[int] = set()
+        self.made_in_backward: list[weakref.ref[StorageRecord]] = []
+        self.users: dict[int, int] = {}
+        self.tracked: dict[int, weakref.ref[Tensor]] = {}
+        self.paths = ModulePaths()
+        self.probe = ScratchProbe()
+        self.resident_before = meter.live
+        self.carried_before = max(0, meter.live - gradient_bytes)
+        self.is_open = True
+        self.peaks: dict[int, int] | None = None
+        if device.type == "cpu":
+            self.probe.start()
+
+    def note(self, kind: int, number: int) -> None:
+        if self.is_open:
+            self.raw.append((kind, number))
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = operator_info(func)
+        if torch._guards.TracingContext.try_get() is not None:
+            return func(*args, **kwargs)  # torch.compile is compiling: these run on no data
+        is_backward = in_backward()
+        tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+        read = [*tensors_in(info.replay_args(args)), *tensors_in(kwargs.values())]
+        written = info.written(args, kwargs)
+        targets = set(map(id, written))
+        inputs = [value for value in (self.value_of(t, is_target=id(t) in targets) for t in read) if value >= 0]
+        row = {
+            "name": info.name,
+            "kind": info.kind,
+            "is_backward": is_backward,
+            "has_grad_mode": torch.is_grad_enabled(),
+            "module": self.paths.current() if not is_backward else _node_name(),
+            "signature": signature_of(info.name, args, kwargs),
+            "inputs": tuple(dict.fromkeys(inputs)),
+            "is_replayable": not is_backward and self.is_replayable(info, tensors, args, kwargs),
+        }
+        number = len(self.rows)
+        self.rows.append(row)
+        out = self.timed(number, row, func, args, kwargs)
+        self.raw.append((EventKind.RUN, number))
+        made = self.outputs(number, info, outputs_in(out), is_backward)
+        row["outputs"] = tuple(made + self.overwritten(number, info, written))
+        return out
+
+    def is_replayable(self, info: OperatorInfo, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not info.is_replayable or not all(type(t) in PLAIN_TYPES and t.layout is torch.strided for t in tensors):
+            return False
+        if info.is_random and generator_of(args, kwargs) is None:
+            return False
+        if info.is_factory and self.device.type != "cpu":
+            return False  # that nothing unseen wrote into it could not be checked without waiting for the device
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        is_heavy = info.kind in ("matmul", "attention", "convolution")
+        return not is_heavy or needs_grad or not torch.is_grad_enabled()
+
+    def timed(self, number: int, row: dict[str, Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the operator and writes down its time and the most memory it took."""
+        if self.device.type == "cuda":
+            return self.timed_on_cuda(row, func, args, kwargs)
+        with self.probe.mark(number):
+            start = time.perf_counter_ns()
+            out = func(*args, **kwargs)
+            row["time_ns"] = time.perf_counter_ns() - start
+        return out
+
+    def timed_on_cuda(self, row: dict[str, Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        start = time.perf_counter_ns()
+        out = func(*args, **kwargs)
+        torch.cuda.synchronize(self.device)
+        row["time_ns"] = time.perf_counter_ns() - start
+        row["peak_bytes"] = max(0, torch.cuda.max_memory_allocated(self.device) - before)
+        return out
+
+    def outputs(self, number: int, info: OperatorInfo, tensors: list[Tensor], is_backward: bool) -> list[int]:
+        made = []
+        for tensor in tensors:
+            record = self.meter.record_created(tensor) if info.makes else None
+            if record is not None:
+                storage = self.adopt(record, is_source=False)
+                if is_backward:
+                    self.made_in_backward.append(weakref.ref(record))
+                made.append(self.add_value(storage, number))
+                if info.is_uninitialized:
+                    self.blank.add(storage)
+                elif self.rows[number]["is_replayable"]:
+                    self.sums[storage] = checksum(tensor)
+            if not is_backward:
+                self.track(tensor)
+        return made
+
+    def overwritten(self, number: int, info: OperatorInfo, written: list[Tensor]) -> list[int]:
+        """New versions of the storages that the operator wrote into."""
+        made, seen = [], set()
+        for tensor in written:
+            record = self.meter.record_of(tensor) if type(tensor) in PLAIN_TYPES else None
+            if record is None or record in seen:
+                continue
+            seen.add(record)
+            record.writes += 1
+            record.state = None
+            storage = self.adopt(record, is_source=True)
+            if info.is_refill:
+                self.freed_between.add(storage)
+            if storage in self.blank and not _fills(info, tensor, record):
+                self.rows[number]["is_replayable"] = False  # the rest may be filled by what is not seen
+            self.blank.discard(storage)
+            self.sums.pop(storage, None)
+            if info.hidden_writes is not None:
+                self.rows[number]["clobbers"] = (*self.rows[number].get("clobbers", ()), self.current[storage])
+                self.add_value(storage, -1)
+                continue
+            made.append(self.add_value(storage, number))
+            if self.rows[number]["is_replayable"]:
+                self.sums[storage] = checksum(tensor)
+        return made
+
+    # -- storages, values ------------------------------------------------------------------------------------------------
+
+    def adopt(self, record: StorageRecord, *, is_source: bool) -> int:
+        """The number of a storage, given to it now where this tracer does not know it."""
+        if record.observer is not self.watch:
+            record.observer = self.watch
+            record.number = self.builder.add_storage(bytes=self.round(record.nbytes), is_source=is_source, module=self.paths.current())
+            self.current.append(-1)
+            self.versions.append(-1)
+            if is_source:
+                self.add_value(record.number, -1)
+        return record.number
+
+    def round(self, nbytes: int) -> int:
+        """CUDA's allocator hands out multiples of 512 B."""
+        return -(-nbytes // 512) * 512 if self.device.type == "cuda" else nbytes
+
+    def add_value(self, storage: int, producer: int) -> int:
+        self.versions[storage] += 1
+        self.current[storage] = self.builder.add_value(storage=storage, version=self.versions[storage], producer=producer)
+        return self.current[storage]
+
+    def value_of(self, tensor: Tensor, *, is_target: bool = False) -> int:
+        """The value that a tensor reads; -1 for one that is not on a plain storage. ``is_target``: it is read to be overwritten."""
+        if type(tensor) not in PLAIN_TYPES:
+            return -1
+        record = self.meter.record_of(tensor)
+        if record is None:
+            return -1
+        storage = self.adopt(record, is_source=True)
+        if self.builder.storages[storage].is_source and storage not in self.sources:
+            self.sources[storage] = weakref.ref(tensor.untyped_storage())
+        expected = self.sums.get(storage)
+        if (expected is not None and checksum(tensor) != expected) or (storage in self.blank and not is_target):
+            self.taint(storage)
+        return self.current[storage]
+
+    def taint(self, storage: int) -> None:
+        """A kernel that dispatched nothing wrote here: what it wrote is held, and its base is never replayed."""
+        self.sums.pop(storage, None)
+        self.blank.discard(storage)
+        self.tainted.add(self.builder.values[self.current[storage]].producer)
+        self.add_value(storage, -1)
+
+    # -- lifetimes ---------------------------------------------------------------------------------------------------------
+
+    def track(self, tensor: Tensor) -> None:
+        """Counts a tensor object among its storage's users until it dies."""
+        if type(tensor) not in PLAIN_TYPES or id(tensor) in self.tracked:
+            return
+        record = self.meter.record_of(tensor)
+        if record is None or record.observer is not self.watch:
+            return
+        storage, key = record.number, id(tensor)
+        self.users[storage] = self.users.get(storage, 0) + 1
+
+        def on_death(_: weakref.ref[Tensor]) -> None:
+            self.tracked.pop(key, None)
+            self.users[storage] -= 1
+            if not self.users[storage]:
+                self.note(EventKind.FREE, storage)
+
+        self.tracked[key] = weakref.ref(tensor, on_death)
+
+    # -- saved tensors -----------------------------------------------------------------------------------------------------
+
+    def pack(self, tensor: Tensor) -> Handle:
+        value = self.value_of(tensor)
+        if value < 0:
+            return Handle(tensor, self.episode)
+        self.builder.add_save(value)
+        number = len(self.builder.saves) - 1
+        self.note(EventKind.SAVE, number)
+        return TracedHandle(tensor, self.episode, self, number)
+
+    def gradients(self) -> list[weakref.ref[StorageRecord]]:
+        """The storages that backward made and that are still there."""
+        return [reference for reference in self.made_in_backward if reference() is not None]
+
+    def look_at_sources(self) -> None:
+        """Backward begins: a source without its bytes is a sharded parameter between its uses, which replays cannot rely on."""
+        for number, reference in self.sources.items():
+            storage = reference()
+            if storage is not None and storage.nbytes() < self.builder.storages[number].bytes:
+                self.freed_between.add(number)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def finish(self, *, is_backward_seen: bool, meta: dict[str, str]) -> Trace:
+        """Closes the record and builds the trace."""
+        self.close()
+        peaks = self.peaks or {}
+        times = _typical_times(self.rows)
+        builder = self.builder
+        created: list[int] = [0] * len(self.rows)
+        for value in builder.values:
+            if value.version == 0 and value.producer >= 0:
+                created[value.producer] += builder.storages[value.storage].bytes
+        for number, row in enumerate(self.rows):
+            peak = row.pop("peak_bytes", peaks.get(number, 0))
+            row["is_replayable"] &= number not in self.tainted
+            row["is_replayable"] &= all(builder.values[value].storage not in self.freed_between for value in row["inputs"])
+            builder.ops.append(Op(id=number, **{**row, "time_ns": times[number]}, peak_bytes=max(peak, created[number])))
+        builder.events[:] = _settle(self.raw, builder)
+        resident_bytes = self.meter.resident_with(self.resident_before) + max(0, self.carried_bytes() - self.carried_before)
+        return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta)
+
+    def carried_bytes(self) -> int:
+        """What the forward pass made and the user still holds, such as the loss: it is there beside the next step's until replaced."""
+        gone = {number for kind, number in self.raw if kind == _GONE}
+        made = {value.storage for value in self.builder.values if value.producer >= 0 and not self.rows[value.producer]["is_backward"]}
+        return sum(self.builder.storages[s].bytes for s in made - gone if not self.builder.storages[s].is_source)
+
+    def pause(self) -> None:
+        """The ``with`` block ends; backward may still come."""
+        if self.peaks is None:
+            self.peaks = self.probe.stop()
+
+    def close(self) -> None:
+        """Stops watching; safe to call twice."""
+        self.pause()
+        self.is_open = False
+        self.watch.tracer = None
+        self.tracked.clear()
+
+
+_FILLING = frozenset(
+    {"copy_", "fill_", "zero_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
+)
+
+
+def _fills(info: OperatorInfo, tensor: Tensor, record: StorageRecord) -> bool:
+    """Whether an in-place operator overwrites the whole storage with what does not depend on its old contents."""
+    _, base, overload = info.name.split(".")
+    return tensor.numel() * tensor.element_size() == record.nbytes and (base in _FILLING or "out" in overload)
+
+
+def _typical_times(rows: list[dict[str, Any]]) -> list[int]:
+    """Each operator's time, as the median over those with its signature: one call alone is noise."""
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for row in rows:
+        groups.setdefault((row["signature"], row["is_backward"]), []).append(row["time_ns"])
+    typical = {key: int(statistics.median_low(times)) for key, times in groups.items()}
+    return [typical[row["signature"], row["is_backward"]] for row in rows]
+
+
+def _node_name() -> str:
+    node = torch._C._current_autograd_node()
+    return f"backward:{node.name()}" if node is not None else "backward"
+
+
+def _settle(raw: list[tuple[int, int]], builder: TraceBuilder) -> list[Event]:
+    """Turns what was seen into a trace's events: one FREE a storage at its users' last death, RELEASEs no earlier than the storage's end.
+
+    A storage that nothing saved is freed when it is gone. One that was saved is gone when both its users and its saves are; where it
+    outlived both, something in backward kept it, and its last RELEASE moves there.
+    """
+    saves_of: dict[int, list[int]] = {}
+    for save in builder.saves:
+        saves_of.setdefault(builder.values[save.value].storage, []).append(save.id)
+    last_free = {number: place for place, (kind, number) in enumerate(raw) if kind == EventKind.FREE}
+    gone = {number: place for place, (kind, number) in enumerate(raw) if kind == _GONE}
+    last_release = {
+        builder.values[builder.saves[number].value].storage: place for place, (kind, number) in enumerate(raw) if kind == EventKind.RELEASE
+    }
+    moved = {}
+    for storage, place in last_release.items():
+        end = gone.get(storage, len(raw))
+        if end > max(place, last_free.get(storage, -1)) and any(kind == EventKind.RUN for kind, _ in raw[place:end]) and storage in gone:
+            moved[place] = end
+    late: dict[int, int] = {end: place for place, end in moved.items()}
+    events: list[Event] = []
+    for place, (kind, number) in enumerate(raw):
+        if kind == EventKind.FREE:
+            if number in saves_of and last_free[number] == place:
+                events.append(Event(EventKind.FREE, number))
+        elif kind == _GONE:
+            if place in late:
+                events.append(Event(EventKind.RELEASE, raw[late[place]][1]))
+            if number not in saves_of or number not in last_free:
+                events.append(Event(EventKind.FREE, number))
+        elif place not in moved:
+            events.append(Event(EventKind(kind), number))
+    return events

@@ -1,0 +1,98 @@
+"""Every solver, every problem: what a plan says is what the simulator finds, and it fits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from punar.errors import InfeasibleBudget
+from punar.ir import Trace
+from punar.plan import simulate
+from punar.plan.bound import bound
+from punar.solvers import frontier, least, solve
+from tests.solvers.problems import BUILDERS, named, small_traces
+
+SIMPLE = ("none", "full", "every:2", "every:3", "sqrt", "selective", "greedy", "chen-greedy")
+ALL = (*SIMPLE, "auto", "revolve", "rotor{units=20}", "dtr")
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+
+few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def budgets(trace: Trace) -> list[int]:
+    plain = simulate(trace, [0] * len(trace.values)).peak_bytes
+    return [int(trace.resident_bytes + (plain - trace.resident_bytes) * f) for f in FRACTIONS]
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+@pytest.mark.parametrize("solver", ALL)
+def test_a_plan_fits_its_budget_and_is_judged_by_the_simulator(problem: str, solver: str) -> None:
+    trace = named(problem)
+    answered = 0
+    for budget in budgets(trace):
+        try:
+            plan = solve(trace, budget, solver)
+        except InfeasibleBudget as error:
+            assert error.least_bytes > budget
+            assert error.budget_bytes == budget
+            continue
+        judged = simulate(trace, plan.hold_from)
+        assert plan.peak_bytes == judged.peak_bytes <= budget
+        assert plan.time_ns == judged.time_ns
+        assert plan.time_ns >= bound(trace, budget)
+        answered += 1
+    assert answered or solver in ("full", "every:2", "every:3", "sqrt", "selective", "chen-greedy")
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+def test_auto_loses_to_none_of_the_others(problem: str) -> None:
+    trace = named(problem)
+    for budget in budgets(trace):
+        for solver in SIMPLE:
+            try:
+                other = solve(trace, budget, solver)
+            except InfeasibleBudget:
+                continue
+            assert solve(trace, budget).time_ns <= other.time_ns, (solver, budget)
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+def test_more_budget_is_never_slower(problem: str) -> None:
+    trace = named(problem)
+    low, high = least(trace).peak_bytes, simulate(trace, [0] * len(trace.values)).peak_bytes
+    times = [solve(trace, low + (high - low) * k // 40).time_ns for k in range(41)]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == trace.plain_time_ns
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+def test_the_frontier_rises_in_peak_and_falls_in_time(problem: str) -> None:
+    plans = frontier(named(problem))
+    peaks, times = [p.peak_bytes for p in plans], [p.time_ns for p in plans]
+    assert peaks == sorted(set(peaks))
+    assert times == sorted(set(times), reverse=True)
+    assert plans[0] == least(named(problem))
+    assert plans[-1].time_ns == plans[-1].plain_time_ns
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+def test_planning_is_deterministic(problem: str) -> None:
+    first, second = BUILDERS[problem](), BUILDERS[problem]()
+    assert first is not second
+    assert frontier(first) == frontier(second)
+
+
+@few
+@given(small_traces(), st.sampled_from(ALL), st.floats(0.3, 1.0))
+def test_on_random_graphs(trace: Trace, solver: str, fraction: float) -> None:
+    plain = simulate(trace, [0] * len(trace.values)).peak_bytes
+    budget = int(plain * fraction)
+    try:
+        plan = solve(trace, budget, solver)
+    except InfeasibleBudget as error:
+        assert error.least_bytes > budget
+        return
+    judged = simulate(trace, plan.hold_from)
+    assert plan.peak_bytes == judged.peak_bytes <= budget
+    assert plan.time_ns == judged.time_ns >= bound(trace, budget)

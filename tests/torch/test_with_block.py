@@ -1,0 +1,336 @@
+"""Does whatever happens inside and around a ``with`` block leave what the plain step leaves?"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import punar
+from punar.errors import NestedRemat, SavedTensorModified, UsageError
+from tests.torch.harness import RandomRemat, assert_nothing_lives, no_garbage_collection, outcome, seed_all, train
+from tests.torch.models import make_blocks, plain_step, stepping
+
+
+def accumulate(model: nn.Module, x: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for part in x.chunk(3):
+        loss = model(part).square().mean() / 3
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def evaluate_inside(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        model(x[:7])
+    loss = model(x).square().mean()
+    with torch.no_grad():
+        model(x)
+    loss.backward()
+    with torch.inference_mode():
+        model(x)
+    return loss
+
+
+def retain_graph(model: nn.Module, x: Tensor) -> Tensor:
+    loss = model(x).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return loss
+
+
+def two_losses(model: nn.Module, x: Tensor) -> Tensor:
+    hidden = model(x)
+    hidden.square().mean().backward(retain_graph=True)
+    loss = hidden.abs().mean()
+    loss.backward()
+    return loss
+
+
+def double_backward(model: nn.Module, x: Tensor) -> Tensor:
+    loss = model(x).square().mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(g.square().sum() for g in gradients)).backward()
+    return loss
+
+
+def gradients_only(model: nn.Module, x: Tensor) -> Tensor:
+    loss = model(x).square().mean()
+    for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+        parameter.grad = gradient
+    return loss
+
+
+def autocast(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(x).float().square().mean()
+    loss.backward()
+    return loss
+
+
+def autocast_around_backward(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(x).float().square().mean()
+        loss.backward()
+    return loss
+
+
+def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
+    hidden = x.clone().requires_grad_()
+    for place, block in enumerate(model):
+        hidden = checkpoint(block, hidden, use_reentrant=bool(place % 2))
+    loss = hidden.square().mean()
+    loss.backward()
+    return loss
+
+
+def other_hooks_inside(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        hidden = model[:2](x)
+    loss = model[2:](hidden).square().mean()
+    loss.backward()
+    return loss
+
+
+def gradient_hook(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(x)
+    out.register_hook(lambda gradient: gradient * 2)
+    loss = out.square().mean()
+    loss.backward()
+    return loss
+
+
+def abandoned_forward(model: nn.Module, x: Tensor) -> Tensor:
+    model(x[:5])
+    return plain_step(model, x)
+
+
+def caught_exception(model: nn.Module, x: Tensor) -> Tensor:
+    try:
+        model(x)
+        raise KeyError
+    except KeyError:
+        return plain_step(model, x)
+
+
+STEPS = [
+    plain_step,
+    accumulate,
+    evaluate_inside,
+    retain_graph,
+    two_losses,
+    double_backward,
+    gradients_only,
+    autocast,
+    autocast_around_backward,
+    checkpointed,
+    other_hooks_inside,
+    gradient_hook,
+    abandoned_forward,
+    caught_exception,
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("kind", ["min", "random"])
+def test_steps_leave_what_the_plain_step_leaves(step, kind: str) -> None:
+    plain = train(stepping(step), steps=4)
+    for seed in range(1 if kind == "min" else 4):
+        remat = punar.Remat(budget="min") if kind == "min" else RandomRemat(seed, 0.3)
+        with no_garbage_collection():
+            checked = train(stepping(step), steps=4, remat=remat)
+            assert_nothing_lives(remat)
+        assert [a.differences(b) for a, b in zip(plain, checked, strict=True)] == [[]] * 4
+        if kind == "random" and step not in (other_hooks_inside,):
+            assert sum(stats.replayed_operators for stats in remat.stats) > 0
+
+
+def test_memory_falls_to_what_was_predicted() -> None:
+    remat = punar.Remat(budget="min")
+    train(stepping(plain_step), steps=3, remat=remat)
+    traced, *obeyed = remat.stats
+    assert traced.is_traced
+    assert not any(stats.is_traced for stats in obeyed)
+    assert remat.plan is not None
+    for stats in obeyed:
+        assert stats.measured_peak_bytes == remat.plan.peak_bytes < 0.75 * traced.measured_peak_bytes
+        assert stats.replayed_operators == remat.plan.replayed_ops > 0
+        assert stats.recomputed_bytes == remat.plan.recomputed_bytes
+
+
+def test_backward_after_the_block() -> None:
+    def run(remat: punar.Remat | None) -> list:
+        seed_all(0)
+        model, x = make_blocks(), torch.randn(64, 32)
+        found = []
+        for _ in range(3):
+            model.zero_grad()
+            if remat is None:
+                loss = model(x).square().mean()
+            else:
+                with remat:
+                    loss = model(x).square().mean()
+            loss.backward()
+            found.append(outcome(model, loss))
+        return found
+
+    remat = punar.Remat(budget="min")
+    plain, checked = run(None), run(remat)
+    assert [a.differences(b) for a, b in zip(plain, checked, strict=True)] == [[]] * 3
+    assert remat.plan is not None
+    assert remat.plan.replayed_ops > 0
+    assert remat.stats[-1].measured_peak_bytes < remat.stats[0].measured_peak_bytes
+
+
+def test_an_exception_passes_and_the_next_block_works() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    remat = punar.Remat(budget="min")
+    with pytest.raises(KeyError, match="mine"), remat:
+        model(x)
+        raise KeyError("mine")
+    for _ in range(2):
+        model.zero_grad()
+        with remat:
+            plain_step(model, x)
+    assert remat.stats[-1].replayed_operators > 0
+
+
+def test_nesting_is_an_error_that_says_so() -> None:
+    remat = punar.Remat()
+    with remat:
+        with pytest.raises(NestedRemat, match="while one is active in this thread"), punar.Remat():
+            pass
+        with pytest.raises(NestedRemat, match="while one is active in this thread"), remat:
+            pass
+    with remat:
+        pass
+
+
+def test_one_remat_in_two_threads_is_an_error() -> None:
+    remat, found = punar.Remat(), []
+
+    def enter() -> None:
+        try:
+            with remat:
+                pass
+        except NestedRemat as error:
+            found.append(str(error))
+
+    with remat:
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert "in another thread" in found[0]
+
+
+def test_a_remat_in_each_of_two_threads() -> None:
+    plain = train(stepping(plain_step), steps=1)
+    models = [copy.deepcopy(stepping_model()) for _ in range(2)]
+    found = {}
+
+    def run(place: int) -> None:
+        model, x = models[place]
+        remat = punar.Remat(budget="min")
+        for _ in range(3):
+            model.zero_grad()
+            with remat:
+                loss = model.eval()(x).square().mean()
+                loss.backward()
+        found[place] = ([p.grad.clone() for p in model.parameters()], remat.stats[-1].replayed_operators)
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert plain
+    assert found[0][1] > 0
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+
+
+def stepping_model() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(3)
+    return make_blocks(), torch.randn(64, 32)
+
+
+def test_backward_in_the_block_of_another_remat() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    first, second = punar.Remat(budget="min"), punar.Remat()
+    with first:
+        loss = model(x).sum()
+    with pytest.raises(UsageError, match="a graph that another Remat recorded"), second:
+        loss.backward()
+    loss.backward()
+
+
+def test_weights_changed_before_backward_raise_as_in_eager() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    remat = punar.Remat(budget="min")
+    with remat:
+        plain_step(model, x)
+    for inside in (True, False):
+        with remat:
+            loss = model(x).square().mean()
+            if inside:
+                with torch.no_grad():
+                    model[0].up.weight.add_(1)
+        if not inside:
+            with torch.no_grad():
+                model[0].up.weight.add_(1)
+        with pytest.raises(SavedTensorModified, match="has been modified by an inplace operation"):
+            loss.backward()
+
+
+def test_nothing_about_the_model_changes() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    before = (repr(model), list(model.state_dict()), [list(vars(m)) for m in model.modules()], [type(p) for p in model.parameters()])
+    remat = punar.Remat(budget="min")
+    for _ in range(2):
+        with remat:
+            out = model(x)
+            copy.deepcopy(model)
+            out.square().mean().backward()
+            for clone in (copy.deepcopy(out.detach()), pickle.loads(pickle.dumps(out.detach()))):
+                assert torch.equal(clone, out)
+    assert before == (repr(model), list(model.state_dict()), [list(vars(m)) for m in model.modules()], [type(p) for p in model.parameters()])
+    assert not any(vars(p) for p in model.parameters())
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).keys() == model.state_dict().keys()
+    copy.deepcopy(model)(x).sum().backward()
+
+
+def test_a_dropped_loss_frees_everything_at_once() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    remat = punar.Remat(budget="min")
+    with no_garbage_collection():
+        with remat:
+            plain_step(model, x)
+        model.zero_grad()
+        for _ in range(2):
+            with remat:
+                loss = model(x).square().mean()
+                del loss
+                assert remat._session.meter.live == 0
+
+
+def test_kept_outputs_keep_no_lineage_alive() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    remat, kept = punar.Remat(budget="min"), []
+    for _ in range(4):
+        model.zero_grad()
+        with remat:
+            out = model(x)
+            out.square().mean().backward()
+        kept.append(out.detach())
+    del out
+    model.zero_grad()
+    assert remat._session.meter.live == sum(t.untyped_storage().nbytes() for t in kept)
