@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from punar.ir import Trace
 from tests.synthetic import Step, block, chain, trace_of, transformer
 
-RANDOM = random.Random  # noqa: S311 - not for secrets
+RANDOM = random.Random
 
 
 @cache

@@ -56,5 +56,5 @@ def test_options_are_read_by_name_and_by_place() -> None:
 
 def test_importing_the_solvers_loads_no_solver_library_and_no_framework() -> None:
     code = "import sys, punar.solvers; print([m for m in ('highspy', 'torch', 'numpy', 'scipy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

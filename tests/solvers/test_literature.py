@@ -86,4 +86,4 @@ def test_selective_holds_the_dear_ones() -> None:
     for value in trace.values:
         if trace.ops[value.producer].kind == "matmul" and not trace.ops[value.producer].is_backward:
             assert plan.hold_from[value.id] == 0 or trace.ops[value.producer].name == "down"
-    assert 0 < plan.replayed_ops
+    assert plan.replayed_ops > 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from punar.errors import InfeasibleBudget
 from punar.ir import Trace
-from punar.plan import simulate
+from punar.plan import Plan, simulate
 from punar.plan.bound import bound
 from punar.solvers import frontier, least, solve
 from tests.solvers.problems import BUILDERS, named, small_traces
@@ -25,24 +25,30 @@ def budgets(trace: Trace) -> list[int]:
     return [int(trace.resident_bytes + (plain - trace.resident_bytes) * f) for f in FRACTIONS]
 
 
+def answer(trace: Trace, budget: int, solver: str) -> Plan | None:
+    """The plan, checked against the simulator and the bound; or None where the solver has none, and says that it needs more."""
+    plain = simulate(trace, [0] * len(trace.values)).peak_bytes
+    try:
+        plan = solve(trace, budget, solver)
+    except InfeasibleBudget as error:
+        needed, asked = error.least_bytes, error.budget_bytes
+    else:
+        judged = simulate(trace, plan.hold_from)
+        assert plan.peak_bytes == judged.peak_bytes <= budget
+        assert plan.time_ns == judged.time_ns >= bound(trace, budget)
+        assert plan.plain_peak_bytes == plain
+        return plan
+    assert needed > asked == budget
+    return None
+
+
 @pytest.mark.parametrize("problem", BUILDERS)
 @pytest.mark.parametrize("solver", ALL)
 def test_a_plan_fits_its_budget_and_is_judged_by_the_simulator(problem: str, solver: str) -> None:
     trace = named(problem)
-    answered = 0
-    for budget in budgets(trace):
-        try:
-            plan = solve(trace, budget, solver)
-        except InfeasibleBudget as error:
-            assert error.least_bytes > budget
-            assert error.budget_bytes == budget
-            continue
-        judged = simulate(trace, plan.hold_from)
-        assert plan.peak_bytes == judged.peak_bytes <= budget
-        assert plan.time_ns == judged.time_ns
-        assert plan.time_ns >= bound(trace, budget)
-        answered += 1
-    assert answered or solver in ("full", "every:2", "every:3", "sqrt", "selective", "chen-greedy")
+    answers = [answer(trace, budget, solver) for budget in budgets(trace)]
+    if solver in ("none", "greedy", "auto", "revolve", "rotor{units=20}", "dtr"):
+        assert answers[-1] is not None
 
 
 @pytest.mark.parametrize("problem", BUILDERS)
@@ -87,12 +93,5 @@ def test_planning_is_deterministic(problem: str) -> None:
 @given(small_traces(), st.sampled_from(ALL), st.floats(0.3, 1.0))
 def test_on_random_graphs(trace: Trace, solver: str, fraction: float) -> None:
     plain = simulate(trace, [0] * len(trace.values)).peak_bytes
-    budget = int(plain * fraction)
-    try:
-        plan = solve(trace, budget, solver)
-    except InfeasibleBudget as error:
-        assert error.least_bytes > budget
-        return
-    judged = simulate(trace, plan.hold_from)
-    assert plan.peak_bytes == judged.peak_bytes <= budget
-    assert plan.time_ns == judged.time_ns >= bound(trace, budget)
+    plan = answer(trace, int(plain * fraction), solver)
+    assert plan is not None or fraction < 1 or solver in SIMPLE[1:] or solver == "revolve"

@@ -42,16 +42,20 @@ def test_the_least_peak_is_below_recomputing_every_block() -> None:
         assert least(named(problem)).peak_bytes < caught.value.least_bytes
 
 
-def test_the_least_peak_grows_with_the_root_of_the_depth_at_one_extra_forward_pass() -> None:
-    deep = {depth: least(transformer(depth, width=1 << 12, vocabulary=1)) for depth in (9, 36, 144)}
-    room = {depth: plan.peak_bytes - plan.resident_bytes for depth, plan in deep.items()}
-    assert room[36] <= 2.6 * room[9]
-    assert room[144] <= 2.6 * room[36]
-    assert all(plan.overhead < 0.4 for plan in deep.values())
+@pytest.mark.parametrize(
+    "depths", [(9, 36), pytest.param((36, 81), marks=pytest.mark.slow), pytest.param((81, 324), marks=pytest.mark.slow)]
+)
+def test_the_least_peak_grows_with_the_root_of_the_depth_at_one_extra_forward_pass(depths: tuple[int, int]) -> None:
+    shallow, deep = (least(transformer(depth, vocabulary=1)) for depth in depths)
+    root = (depths[1] / depths[0]) ** 0.5
+    assert deep.peak_bytes - deep.resident_bytes <= 1.2 * root * (shallow.peak_bytes - shallow.resident_bytes)
+    forward = 1 / 3
+    assert max(shallow.overhead, deep.overhead) < 1.2 * forward
 
 
+@pytest.mark.slow
 def test_a_plan_for_ninety_six_blocks_takes_seconds() -> None:
     trace = transformer(96, vocabulary=1)
     start = time.process_time()
     assert len(frontier(trace)) > 8
-    assert time.process_time() - start < 25
+    assert time.process_time() - start < 20

@@ -129,7 +129,7 @@ def cast(weight: Tensor, x: Tensor) -> Tensor:
 def fresh(x: Tensor, k: int) -> Tensor:
     """What is written into: most often a copy, else the tensor itself."""
     x = real(x)
-    return x if k % 3 == 0 and not x.is_leaf else x.clone()
+    return x if k % 3 == 0 and not x.is_leaf and 0 not in x.stride() else x.clone(memory_format=torch.contiguous_format)
 
 
 def row(x: Tensor) -> Tensor:
@@ -489,7 +489,7 @@ INSTRUCTIONS: dict[str, Rule] = {
     "mul_": lambda m, x, y, k: fresh(x, k).mul_(real(like(real(x), y)).detach()),
     "sigmoid_": lambda m, x, y, k: fresh(x, k).sigmoid_(),
     "relu_": lambda m, x, y, k: F.relu_(fresh(x, k)),
-    "masked_fill_": lambda m, x, y, k: fresh(x, k).masked_fill_(real(x).detach() > 0.5, 0.25),
+    "masked_fill_": lambda m, x, y, k: fresh(x, k or 1).masked_fill_(real(x).detach() > 0.5, 0.25),
     "write_row": write_row,
     "write_slice": write_slice,
     "write_transposed": write_transposed,

@@ -136,7 +136,7 @@ def test_replayable_makes_a_function_one_operator() -> None:
 
 
 def test_replayable_refuses_what_it_cannot_wrap() -> None:
-    with pytest.raises(UsageError, match="give a function, an operator or an autograd.Function class"):
+    with pytest.raises(UsageError, match=r"give a function, an operator or an autograd\.Function class"):
         punar.replayable(3)
 
 

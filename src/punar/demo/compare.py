@@ -100,7 +100,8 @@ def _rotated(runs: Sequence[Run], step: int) -> list[Run]:
     return [*runs[start:], *runs[:start]]
 
 
-def _train_step(run: Run, task: Task, batch: Batch, step: int) -> None:
+def _train_step(run: Run, task: Task, data: Batch, step: int) -> None:
+    batch = {name: tensor.clone() for name, tensor in data.items()}  # gone after the step, as a loader's batches are
     torch.set_rng_state(run.random_state)
     start = time.perf_counter_ns()
     if run.is_plain and step >= MEASURED_STEPS:

@@ -65,4 +65,6 @@ def make_task(*, steps: int, seed: int, batch: int = 6, image: int = 96, channel
 def denoising_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean squared error of the predicted noise; the noise is drawn inside the step."""
     noise = torch.randn_like(batch["images"])
-    return F.mse_loss(model(batch["images"] + noise), noise)
+    # Not F.mse_loss: the scalar it returns stands on a storage as large as the images, which then lives as long as the loss does.
+    error: Tensor = model(batch["images"] + noise) - noise
+    return error.square().mean()

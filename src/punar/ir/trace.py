@@ -7,7 +7,8 @@ NOTE. What a trace says, as numbered rules.
 2. A value without producer is a *source*: it was there before the step (parameter, buffer, batch) or came from where
    operators cannot be seen. A source can be held, never replayed.
 3. ``events`` is the whole order of the step. ``RUN op``: the operator executes. ``SAVE save``: autograd saves a value for
-   backward. ``DEMAND save``: backward asks for it. ``RELEASE save``: autograd lets it go. ``FREE storage``: the last
+   backward. ``DEMAND save``: backward asks for it. ``RETURN save``: the node that asked is done with what it was given
+   (where that is not told, it is at the RELEASE). ``RELEASE save``: autograd lets it go. ``FREE storage``: the last
    reference that is neither autograd's saved tensors nor punar's is gone. A storage with no FREE outlives the step.
 4. Memory at an event: bytes of the storages allocated and not yet free, a storage being kept alive by its references
    (until FREE) or by its saves (until the last RELEASE). During ``RUN op`` the peak is ``op.peak_bytes`` above what was live
@@ -40,6 +41,7 @@ class EventKind(enum.IntEnum):
     DEMAND = 2
     RELEASE = 3
     FREE = 4
+    RETURN = 5
 
 
 class Event(NamedTuple):
@@ -74,7 +76,8 @@ class Op:
     """One dispatched operator call. ``inputs`` and ``outputs`` are value ids; an in-place write reads the old value.
 
     ``kind`` is one of ``matmul``, ``attention``, ``convolution``, ``norm``, ``random``, ``copy``, ``factory``, ``view``,
-    ``collective``, ``other``. ``signature`` names the function with the shapes and dtypes it was called on: operators
+    ``collective``, ``prelude`` (stands for whatever made what is there when the forward pass begins), ``other``.
+    ``signature`` names the function with the shapes and dtypes it was called on: operators
     with equal signatures cost the same. ``clobbers``: values whose storage it overwrites besides, with what no replay can make (running
     statistics): the next version there is a source (Rule 2).
     """
@@ -153,7 +156,8 @@ class Trace:
 
     @property
     def forward_ops(self) -> tuple[Op, ...]:
-        return tuple(op for op in self.ops if not op.is_backward)
+        """The forward pass's operators; without what stands for all that was made before it began."""
+        return tuple(op for op in self.ops if not op.is_backward and op.kind != "prelude")
 
     def saved_values(self) -> tuple[int, ...]:
         """The values that autograd saved, each once, in the order of the first save."""
@@ -266,9 +270,9 @@ def check(trace: Trace) -> None:
                 if state[id] != (kind == EventKind.RELEASE):
                     raise ValueError(f"{kind.name} {id} out of order")
                 state[id] += 1
-            case EventKind.DEMAND:
+            case EventKind.DEMAND | EventKind.RETURN:
                 if state[id] != 1:
-                    raise ValueError(f"demand for save {id} out of order")
+                    raise ValueError(f"{kind.name} {id} out of order")
             case EventKind.FREE:
                 trace.storages[id]
     if not all(ran):

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from punar.ir.lineage import lineage_of
 from punar.ir.trace import Trace
@@ -161,7 +161,7 @@ class _Dual:
             for other in others:
                 self.settle({other: -1.0, newest: 1.0})
                 self.settle({other: 1.0})
-        for first, second in zip(others, others[1:], strict=False):
+        for first, second in pairwise(others):
             self.settle({first: -1.0, second: 1.0})
         return self.value()
 

@@ -4,7 +4,7 @@ NOTE. The rules of the tape that both the simulator and the runtime follow.
 
 1. ``hold_from[v]`` of a value is 0: held from forward on; r >= 1: dropped in forward, and held once a replay that serves
    the demand of rank r or later has made it again; ``NEVER``: made anew each time it is needed.
-2. A value is asked for in backward by its saves (``DEMAND``), in the order the trace gives. The clock is the highest rank seen.
+2. A value is asked for in backward by its saves (``DEMAND``), in the order the trace gives. The clock is the highest rank seen of a save that was dropped.
 3. A demand for a value that is not at hand replays, in the order of the forward pass, the operators between the held values and it.
 4. In a replay, a value made again is freed at its last use in that replay, unless Rule 1 says to hold it. A held value has no more need
    of its lineage.
@@ -88,7 +88,7 @@ class _Judge:
         self.live = self.peak = self.recomputed = self.replayed = self.replay_time = 0
         self.kept = -1
         self.peak_place = self.place = self.clock = 0
-        self.handlers = (self.on_op, self.on_save, self.on_demand, self.on_release, self.on_free)
+        self.handlers = (self.on_op, self.on_save, self.on_demand, self.on_release, self.on_free, self.on_return)
 
     def result(self) -> Simulation:
         return Simulation(
@@ -150,8 +150,10 @@ class _Judge:
         value = self.trace.saves[id].value
         if self.kept < 0:
             self.seal()
+        if not self.is_save_dropped[id]:
+            return
         self.clock = max(self.clock, self.rank[value])
-        if self.is_save_dropped[id] and not self.held[value]:
+        if not self.held[value]:
             self.replay(value, id)
 
     def on_release(self, id: int) -> None:
@@ -161,6 +163,9 @@ class _Judge:
             self.unneed(value)
         elif not self.is_loan_moved[id]:
             self.drop_original(self.line.storage[value])
+
+    def on_return(self, id: int) -> None:
+        self.live -= self.transient.pop(id, 0)
 
     def on_free(self, storage: int) -> None:
         if self.is_user_alive[storage]:

@@ -23,6 +23,7 @@ from punar.ir import Trace
 from punar.ir.blocks import cuts_of
 from punar.plan import Plan, make_plan
 from punar.plan.bound import bound
+from punar.plan.simulate import simulate
 from punar.solvers.base import infeasible
 from punar.solvers.greedy import drop_order, dropping, ladder
 from punar.solvers.revolve import revolved
@@ -30,12 +31,12 @@ from punar.solvers.search import Point, Search, undominated
 from punar.solvers.segments import grouped
 from punar.solvers.selective import selected
 
-
 PASSES = 1.0
 """How many extra forward passes the plans of the frontier take at most; a lower budget is still answered when it is asked for."""
 
-STEEP_BYTES, STEEP_TIME = 0.08, 0.04
-"""Plans at the low end are left out where one with so much more than the least bytes above the resident ones is so much of the plain step faster."""
+NEAR, MUCH, STEEP = 0.12, 0.04, 3.0
+"""Plans at the low end are left out where one of at most ``NEAR`` more bytes (in parts of the least plan's, resident ones aside) is faster
+by ``MUCH`` of the plain step, and by ``STEEP`` times that part of the plain step for each part of the plain step's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Frontier:
         trace = self.trace
         forward = sum(op.time_ns + trace.overhead_ns for op in trace.forward_ops)
         points = [point for point in self.points if point.time_ns <= trace.plain_time_ns + PASSES * forward]
-        return Frontier(trace, tuple(points[_first_worthwhile(points, trace.resident_bytes) :]))
+        full = simulate(trace, grouped(trace, 1)).peak_bytes
+        return Frontier(trace, tuple(points[_first_worthwhile(points, trace.resident_bytes, full) :]))
 
     def at(self, budget_bytes: int) -> Plan:
         """The fastest plan that fits, be it sensible or not."""
@@ -91,13 +93,15 @@ def frontier_of(trace: Trace) -> Frontier:
     return Frontier(trace, undominated(search.points))
 
 
-def _first_worthwhile(points: Sequence[Point], resident_bytes: int) -> int:
-    """The place of the first point that is not steep: no point a little larger is much faster."""
-    near = STEEP_BYTES * (points[0].peak_bytes - resident_bytes)
-    much = STEEP_TIME * points[-1].time_ns
+def _first_worthwhile(points: Sequence[Point], resident_bytes: int, full_bytes: int) -> int:
+    """The place of the first point that is not steep: none a little larger, yet below what recomputing every block needs, is much faster."""
+    highest = min(points[0].peak_bytes + NEAR * (points[0].peak_bytes - resident_bytes), full_bytes - 1)
+    whole = max(points[-1].peak_bytes - resident_bytes, 1)
     first = 0
     for at, point in enumerate(points):
-        if point.peak_bytes <= points[first].peak_bytes + near and point.time_ns <= points[first].time_ns - much:
+        more = point.peak_bytes - points[first].peak_bytes
+        faster = (points[first].time_ns - point.time_ns) / max(points[-1].time_ns, 1)
+        if point.peak_bytes <= highest and faster >= max(MUCH, STEEP * more / whole):
             first = at
     return first
 

@@ -54,9 +54,11 @@ def infeasible(trace: Trace, least: Plan, *, hint: str) -> InfeasibleBudget:
         lines.append(f"  {format_bytes(sum(h[2] for h in holders[NAMED_HOLDERS:])):>10}  in {len(holders) - NAMED_HOLDERS} smaller ones")
     message = "\n".join(
         [
-            f"asked for a step within {format_bytes(least.budget_bytes)} ({least.budget_bytes} B), solver {least.solver!r} found none: "
-            f"the least peak it reaches is {format_bytes(least.peak_bytes)} ({least.peak_bytes} B), of which "
-            f"{format_bytes(trace.resident_bytes)} were on the device before the step. At that peak are alive:",
+            (
+                f"asked for a step within {format_bytes(least.budget_bytes)} ({least.budget_bytes} B), solver {least.solver!r} found none: "
+                f"the least peak it reaches is {format_bytes(least.peak_bytes)} ({least.peak_bytes} B), of which "
+                f"{format_bytes(trace.resident_bytes)} were on the device before the step. At that peak are alive:"
+            ),
             *lines,
             f"Give at least {least.peak_bytes} B, or make the batch smaller; {hint}.",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from punar.ir import Trace
@@ -33,7 +34,7 @@ def block_bytes(trace: Trace) -> list[int]:
     """What each block makes."""
     cuts, layout, sizes = cuts_of(trace), layout_of(trace), lineage_of(trace).bytes
     made = [sum(sizes[v] for v in trace.ops[op].outputs) for op in layout.ops]
-    return [sum(made[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [sum(made[start:end]) for start, end in pairwise(cuts)]
 
 
 def greedy_cuts(trace: Trace, enough: int) -> tuple[int, ...]:

@@ -22,7 +22,9 @@ class Dtr:
     """Runs the forward pass under a limit; at each excess evicts the value of least time per byte and staleness. The highest limit that fits wins."""
 
     name: ClassVar[str] = "dtr"
-    source: ClassVar[str] = "Kirisame et al. 2021, Dynamic Tensor Rematerialization, arXiv:2006.09616, heuristic h_DTR with evicted neighbourhoods' cost"
+    source: ClassVar[str] = (
+        "Kirisame et al. 2021, Dynamic Tensor Rematerialization, arXiv:2006.09616, heuristic h_DTR with evicted neighbourhoods' cost"
+    )
 
     def solve(self, trace: Trace, budget_bytes: int) -> Plan:
         holds = dict.fromkeys(tuple(dropped_late(trace, evicted(trace, limit))) for limit in limits(trace, budget_bytes))
@@ -90,7 +92,9 @@ class _Pool:
 
     def is_evictable(self, value: int) -> bool:
         line = self.line
-        return bool(line.can_replay[value] and not line.is_free[value] and line.bytes[value] and not self.is_user_alive[line.storage[value]])
+        return bool(
+            line.can_replay[value] and not line.is_free[value] and line.bytes[value] and not self.is_user_alive[line.storage[value]]
+        )
 
     def cost_ns(self, value: int) -> int:
         """Time to make a value again from what has not been evicted: its own, and its evicted ancestors'."""

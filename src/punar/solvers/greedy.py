@@ -17,12 +17,15 @@ from punar.solvers.base import infeasible
 from punar.solvers.patience import GIVEN_UP, judged
 
 RUNGS = 24
-"""Into how many steps of equal bytes the order of drops is divided."""
+"""Into how many steps of equal bytes the order of drops is divided; a quarter of them for long steps."""
+
+LONG = 20_000
+"""From how many events on a step counts as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Drops the values with most bytes per second of recomputation first, until the budget is met, in steps of a 24th of their bytes."""
+    """Drops the values with most bytes per second of recomputation first, until the budget is met, in steps of a 24th of their bytes (a 6th for long steps)."""
 
     name: ClassVar[str] = "greedy"
     source: ClassVar[str] = (
@@ -53,7 +56,8 @@ def ladder(trace: Trace) -> tuple[Rung, ...]:
     """Prefixes of the drop order of evenly spaced bytes, judged; bounded in number, so that long steps plan fast."""
     order, line = drop_order(trace), lineage_of(trace)
     freed = list(accumulate((line.bytes[v] for v in order), initial=0))
-    counts = sorted({bisect_left(freed, freed[-1] * k // RUNGS) for k in range(RUNGS + 1)} | {len(order)})
+    rungs = RUNGS if len(trace.events) < LONG else RUNGS // 4
+    counts = sorted({bisect_left(freed, freed[-1] * k // rungs) for k in range(rungs + 1)} | {len(order)})
     seen = [(count, judged(trace, dropping(trace, order[:count]))) for count in counts]
     return tuple(Rung(count=count, peak_bytes=step.peak_bytes, time_ns=step.time_ns) for count, step in seen if step is not GIVEN_UP)
 

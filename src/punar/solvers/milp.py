@@ -210,7 +210,7 @@ def first_demands(trace: Trace) -> dict[int, int]:
             continue
         if kind == EventKind.DEMAND:
             found.setdefault(pressure.cell[place], live)
-        references[storage] += {EventKind.SAVE: 1, EventKind.DEMAND: 0}.get(kind, -1)
+        references[storage] += {EventKind.SAVE: 1, EventKind.DEMAND: 0, EventKind.RETURN: 0}.get(kind, -1)
         if not references[storage]:
             live -= trace.storages[storage].bytes
     return found
@@ -238,7 +238,7 @@ def readers(line: Lineage, trace: Trace, free: Sequence[int]) -> dict[int, list[
     return made_of
 
 
-def _highs() -> Any:  # noqa: ANN401 - highspy has no types
+def _highs() -> Any:
     highs = _highspy().Highs()
     highs.silent()
     highs.setOptionValue("threads", 1)
@@ -247,15 +247,15 @@ def _highs() -> Any:  # noqa: ANN401 - highspy has no types
     return highs
 
 
-def _optimal() -> Any:  # noqa: ANN401
+def _optimal() -> Any:
     return _highspy().HighsModelStatus.kOptimal
 
 
-def _integer() -> Any:  # noqa: ANN401
+def _integer() -> Any:
     return _highspy().HighsVarType.kInteger
 
 
-def _highspy() -> Any:  # noqa: ANN401
+def _highspy() -> Any:
     try:
         import highspy
     except ImportError as error:

@@ -96,4 +96,5 @@ def _with_options(kind: Callable[..., Solver], spelling: str, first: str | None,
 
 
 def _read(field: dataclasses.Field[object], text: str) -> object:
-    return type(field.default)(text)
+    kind = cast("Callable[[str], object]", type(field.default))
+    return kind(text)

@@ -74,7 +74,9 @@ class Rotor:
     units: int = 60
     blocks: int = 24
     name: ClassVar[str] = "rotor"
-    source: ClassVar[str] = "Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova 2019, Optimal checkpointing for heterogeneous chains, arXiv:1911.13214"
+    source: ClassVar[str] = (
+        "Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova 2019, Optimal checkpointing for heterogeneous chains, arXiv:1911.13214"
+    )
 
     def solve(self, trace: Trace, budget_bytes: int) -> Plan:
         cuts = merged(cuts_of(trace), self.blocks)

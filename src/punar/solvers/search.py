@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import log2
 
 from punar.ir import Trace
 from punar.ir.lineage import close, lineage_of
@@ -14,11 +16,11 @@ from punar.solvers.cover import Cover
 from punar.solvers.patience import GIVEN_UP, judged
 from punar.solvers.splits import Levels, Links, Scheme, all_dropped, levels_of, rerun_ops
 
-FEWEST, MOST = 20, 64
+FEWEST, MOST = 12, 64
 """How many simulations the search makes at least and at most, besides those of the schemes' extremes."""
 
 SHORT = 4000
-"""The events of a step for which it makes most; it makes fewer with the root of the events."""
+"""The events of a step for which it makes most; it makes fewer for longer ones, with their power of 0.45."""
 
 LONG = 6_000
 """From how many events on a step counts as long, and fewer kinds of plans are tried."""
@@ -28,6 +30,12 @@ CLOSE = 0.002
 
 FAR = 0.02
 """How far from it the schemes of two levels are tried."""
+
+RESOLUTION = 256
+"""Into how many parts the range of peaks is resolved."""
+
+PATIENCE = 2
+"""After how many schemes in a row whose plans fit and gained nothing no further one of one level is tried."""
 
 PASSES = 3
 """How often a cover is repeated with what the simulator saw."""
@@ -61,7 +69,7 @@ class Search:
         self.points: list[Point] = []
         self.failed: dict[Scheme, int] = {}
         self.places: dict[Scheme, tuple[Levels, frozenset[int]]] = {}
-        self.left = round(min(max(MOST * (SHORT / max(len(trace.events), 1)) ** 0.5, FEWEST), MOST))
+        self.left = round(min(max(MOST * (SHORT / max(len(trace.events), 1)) ** 0.45, FEWEST), MOST))
         self.plain = self.judge([0] * len(trace.values))[0]
 
     @property
@@ -91,18 +99,24 @@ class Search:
         return seen, high
 
     def schemes(self) -> list[Scheme]:
-        """Schemes of powers of two worth trying, fastest first: by what dropping everything then costs.
+        """Schemes worth trying, those of fewest parts first.
 
-        One level in more and more parts as long as that reaches lower peaks; then two levels, with the outer parts of one that did.
+        One level in 1, 2, 4, ... parts as long as that reaches lower peaks, and in three halves of the best of these numbers; then two levels, with
+        the outer parts of one that did. Long steps start from some more parts.
         """
+        first = round(log2(len(self.trace.forward_ops)) / 4) if self.is_long else 0
         tried: list[tuple[int, int, Scheme]] = []
         lowest: list[int] = []
         while len(lowest) < 3 or min(lowest[-2:]) < lowest[-3]:
-            tried.append(self.extreme(Scheme(parts=1 << len(lowest), inner=0)))
+            tried.append(self.extreme(Scheme(parts=1 << (first + len(lowest)), inner=0)))
             lowest.append(tried[-1][1])
-        for scheme in nested(len(lowest), is_long=self.is_long):
+        likely = first + lowest.index(min(lowest))
+        for parts in (3 << k for k in range(max(likely - (1 if self.is_long else 3), 0), likely + 1)):
+            tried.append(self.extreme(Scheme(parts=parts, inner=0)))
+        for scheme in nested(first + len(lowest)):
             tried.append(self.extreme(scheme))
-        return [scheme for time, peak, scheme in sorted(tried) if not scheme.is_nested or is_useful(time, peak, tried)]
+        useful = [scheme for time, peak, scheme in tried if not scheme.is_nested or is_useful(time, peak, tried)]
+        return sorted({Scheme(parts=1, inner=0), *useful}, key=lambda scheme: (scheme.is_nested, scheme))
 
     def extreme(self, scheme: Scheme) -> tuple[int, int, Scheme]:
         """(time, peak, scheme) of the plan that drops all a scheme lets it drop."""
@@ -111,33 +125,47 @@ class Search:
         return seen.time_ns, seen.peak_bytes, scheme
 
     def budgets(self) -> Iterator[int]:
-        """First eight even steps from the plain peak down to the least seen, then halves of where the time changes most."""
+        """First eight even steps from the plain peak down to the least seen, then where the plans found are farthest from the bound."""
         low, high = min(p.peak_bytes for p in self.points), self.plain.peak_bytes
         for step in range(7, -1, -1):
             yield low + (high - low) * step // 8
-        tried: set[int] = set()
+        gaps: dict[int, int] = {}
         while self.left > 0:
-            points = undominated(self.points)
-            gaps = [(a.time_ns - b.time_ns, a.peak_bytes, b.peak_bytes) for a, b in zip(points, points[1:], strict=False)]
-            gaps = [gap for gap in gaps if gap[2] - gap[1] > (high - low) // 256 and (gap[1] + gap[2]) // 2 not in tried]
-            if not gaps or max(gaps)[0] < 2 * CLOSE * self.plain.time_ns:
+            doubtful = self.doubtful((high - low) // RESOLUTION)
+            for budget in doubtful.keys() - gaps.keys():
+                gaps[budget] = bound(self.trace, budget)
+            left = {budget: time - gaps[budget] for budget, time in doubtful.items() if gaps[budget] >= 0}
+            worst = max(left, key=lambda budget: (left[budget], budget), default=0)
+            if not worst or left[worst] < 2 * CLOSE * self.plain.time_ns:
                 return
-            _, lower, upper = max(gaps)
-            tried.add((lower + upper) // 2)
-            yield (lower + upper) // 2
+            gaps[worst] = -1  # not to be tried again
+            yield worst
+
+    def doubtful(self, least_bytes: int) -> dict[int, int]:
+        """The middles between neighbouring plans, the larger of at most one extra forward pass, with the time of the plan that answers there."""
+        slowest = self.trace.plain_time_ns + sum(op.time_ns + self.trace.overhead_ns for op in self.trace.forward_ops)
+        pairs = pairwise(undominated(self.points))
+        wide = [(a, b) for a, b in pairs if b.peak_bytes - a.peak_bytes > least_bytes and b.time_ns <= slowest]
+        return {(a.peak_bytes + b.peak_bytes) // 2: a.time_ns for a, b in wide}
 
     def attend(self, budget_bytes: int, schemes: Sequence[Scheme]) -> None:
         """Looks for plans at one budget, by one scheme after the other, until one is near the bound.
 
         A scheme that failed at more memory is not tried; one of two levels only where those of one level leave much to gain.
         """
-        least = bound(self.trace, budget_bytes)
-        for scheme in sorted(schemes, key=lambda scheme: scheme.is_nested):
-            gap = (self.best(budget_bytes) - least) / self.plain.time_ns
+        least, stale = bound(self.trace, budget_bytes), 0
+        for scheme in schemes:
+            before = self.best(budget_bytes)
+            gap = (before - least) / self.plain.time_ns
             if self.left <= 0 or gap <= (FAR if scheme.is_nested else CLOSE):
                 return
-            if budget_bytes > self.failed.get(scheme, 0) and not self.refine(budget_bytes, scheme):
+            if budget_bytes <= self.failed.get(scheme, 0) or (stale >= PATIENCE and not scheme.is_nested):
+                continue
+            known = len(self.points)
+            if not self.refine(budget_bytes, scheme):
                 self.failed[scheme] = budget_bytes
+            elif any(point.peak_bytes <= budget_bytes for point in self.points[known:]):
+                stale = stale + 1 if self.best(budget_bytes) >= before else 0
 
     def best(self, budget_bytes: int) -> float:
         return min((p.time_ns for p in self.points if p.peak_bytes <= budget_bytes), default=float("inf"))
@@ -148,7 +176,7 @@ class Search:
         extra = [0] * len(self.pressure.peak)
         for tried in range(PASSES):
             need = [peak + more - budget_bytes for peak, more in zip(self.pressure.peak, extra, strict=True)]
-            found = self.settled(scheme, need, entry, None) or self.settled(scheme, need, entry, self.widest(scheme))
+            found = self.found(scheme, need, entry)
             if found is None or self.left <= 0:
                 return tried > 0
             cover, levels = found
@@ -160,6 +188,15 @@ class Search:
             expected = [peak - got for peak, got in zip(self.pressure.peak, cover.reliefs(), strict=True)]
             extra = [max(more, saw - thought) for more, saw, thought in zip(extra, high, expected, strict=True)]
         return True
+
+    def found(self, scheme: Scheme, need: Sequence[int], entry: Sequence[int]) -> tuple[Cover, Levels] | None:
+        """A cover that holds: with places of its own, else with those of the plan that drops everything, else with that plan's entries as well."""
+        widest = self.widest(scheme)
+        found = self.settled(scheme, need, entry, None) or self.settled(scheme, need, entry, widest)
+        if found is None:
+            earliest = widest.entries(all_dropped(self.trace, self.widest_links(scheme)))
+            found = self.settled(scheme, need, self.earlier(entry, earliest), widest)
+        return found
 
     def settled(self, scheme: Scheme, need: Sequence[int], entry: Sequence[int], levels: Levels | None) -> tuple[Cover, Levels] | None:
         """A cover that still holds with the entries it leads to; None where none is found soon.
@@ -204,11 +241,10 @@ class Search:
         return self.places[scheme][1]
 
 
-def nested(depth: int, *, is_long: bool) -> Iterator[Scheme]:
-    """Two-level schemes with outer parts from few to those at which one level did best."""
-    for k in range(max(depth - 3, 1) if is_long else 1, depth):
-        for more in (2,) if is_long else (1, 2, 3):
-            yield Scheme(parts=1 << k, inner=1 << (k + more))
+def nested(depth: int) -> Iterator[Scheme]:
+    """Two-level schemes with outer parts about as many as those at which one level did best, each of four inner ones."""
+    for k in range(max(depth - 4, 1), depth):
+        yield Scheme(parts=1 << k, inner=1 << (k + 2))
 
 
 def is_useful(time_ns: int, peak_bytes: int, tried: Sequence[tuple[int, int, Scheme]]) -> bool:

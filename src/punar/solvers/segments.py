@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from punar.ir import Trace
 from punar.ir.blocks import cuts_of, layout_of
-from punar.ir.lineage import NEVER, lineage_of
+from punar.ir.lineage import lineage_of
 
 
 def segmented(trace: Trace, cuts: Sequence[int]) -> list[int]:
@@ -16,7 +17,7 @@ def segmented(trace: Trace, cuts: Sequence[int]) -> list[int]:
     first asks for something of their own segment, so that a segment is recomputed once.
     """
     hold = [0] * len(trace.values)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         recompute(trace, hold, start, end)
     return hold
 
@@ -42,16 +43,3 @@ def dropped_late(trace: Trace, dropped: Iterable[int]) -> list[int]:
     line = lineage_of(trace)
     chosen = set(dropped)
     return [int(v in chosen or (line.can_replay[v] and not line.is_saved[v])) for v in range(len(trace.values))]
-
-
-def held_only(trace: Trace, held: Iterable[int]) -> list[int]:
-    """``hold_from`` of the plan that holds the given values from forward on, and every other once it has been made again."""
-    hold = [1] * len(trace.values)
-    for value in held:
-        hold[value] = 0
-    return hold
-
-
-def every_time(trace: Trace) -> list[int]:
-    """``hold_from`` of the plan that makes every value anew each time: what cannot be avoided stays."""
-    return [NEVER] * len(trace.values)

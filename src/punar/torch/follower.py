@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from punar.ir import Trace
+from punar.ir import Op, Trace
 from punar.plan import Plan
 from punar.torch.attributes import note_unpacked
 from punar.torch.meter import Meter, StorageRecord
@@ -24,11 +27,14 @@ _LOOK_AHEAD = 512
 
 _BACKWARD_LOOK_AHEAD = 16
 
+_TIMED_PASSES = 3
+"""Passes that time every operator anew: while a step is traced, it runs cold and beside a profiler."""
+
 
 class Row:
     """One operator of the script. ``holds``: for each value it makes (hold_from, rank, bytes). ``is_simple``: it is only run and metered."""
 
-    __slots__ = ("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "makes", "name", "peak_bytes")
+    __slots__ = ("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "makes", "name", "peak_bytes", "times")
 
     def __init__(self, name: str, has_grad_mode: bool, is_recorded: bool, holds: tuple[tuple[int, int, int], ...], peak_bytes: int) -> None:
         self.name = name
@@ -40,6 +46,14 @@ class Row:
         self.is_simple = not is_recorded and self.info is not None and not self.info.can_write
         self.holds = holds
         self.peak_bytes = peak_bytes
+        self.times: list[int] = []
+
+    def timed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the operator and writes down how long it took."""
+        start = time.perf_counter_ns()
+        out = func(*args, **kwargs)
+        self.times.append(time.perf_counter_ns() - start)
+        return out
 
 
 def _resolve(name: str) -> Any:
@@ -59,7 +73,7 @@ class Script:
     """A plan in the form in which it is followed, operator by operator.
 
     ``trace``, ``optimizer_bytes``: what it was made from, to make it anew where the resident bytes change. ``is_retraced``: steps
-    take a path of their own each time, so that tracing them again would not help.
+    take a path of their own each time, so that tracing them again would not help. ``untimed_passes``: how many more passes will be timed.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, optimizer_bytes: int = 0, is_retraced: bool = False) -> None:
@@ -67,12 +81,25 @@ class Script:
         self.trace = trace
         self.optimizer_bytes = optimizer_bytes
         self.is_retraced = is_retraced
+        self.untimed_passes = _TIMED_PASSES if trace is not None else 0
         bones = plan.skeleton
         columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
         self.rows = [Row(*row) for row in zip(*columns, strict=True)]
         self.rows.append(_END)
         self.backward_rows = [Row(name, True, False, (), peak_bytes) for name, peak_bytes in bones.backward]
         self.is_plain = not any(bones.is_recorded)
+
+    def retimed_ops(self) -> tuple[Op, ...]:
+        """The trace's operators with the times of the timed passes: for each the median over all calls with its signature."""
+        assert self.trace is not None
+        rows = {op.id: row for op, row in zip(self.trace.forward_ops, self.rows, strict=False)}
+        rows |= {op.id: row for op, row in zip((op for op in self.trace.ops if op.is_backward), self.backward_rows, strict=True)}
+        samples: dict[tuple[str, bool], list[int]] = {}
+        for op in self.trace.ops:
+            if op.id in rows:
+                samples.setdefault((op.signature, op.is_backward), []).extend(rows[op.id].times)
+        typical = {key: int(median(times)) for key, times in samples.items() if times}
+        return tuple(replace(op, time_ns=typical.get((op.signature, op.is_backward), op.time_ns)) for op in self.trace.ops)
 
 
 class Handle:
@@ -147,6 +174,7 @@ class Follower:
         self.episode = episode
         self.cursor = self.backward_cursor = 0
         self.backward_rows = script.backward_rows
+        self.is_timed = script.untimed_passes > 0
         self.mismatches = 0
 
     # -- operators -----------------------------------------------------------------------------------------------------
@@ -161,14 +189,15 @@ class Follower:
             else:
                 row = self.resync(func)
         if row.is_simple:
-            out = func(*args, **kwargs)
+            out = row.timed(func, args, kwargs) if self.is_timed else func(*args, **kwargs)
             if row.makes:
                 self.meter.count(out, row.peak_bytes)
             return out
         info = row.info or operator_info(func)
         if row.is_recorded and not self.episode.is_sealed:
             return self.record(row, info, args, kwargs)
-        return run_metered(info, args, kwargs, self.meter, row.peak_bytes)
+        run = (lambda *a, **k: row.timed(func, a, k)) if self.is_timed else func
+        return run_metered(info, args, kwargs, self.meter, row.peak_bytes, run)
 
     def backward_row(self, func: Any) -> Row:
         """The row of a backward operator: known only for its scratch, so that an unexpected one does no harm."""
@@ -208,11 +237,12 @@ class Follower:
             return run_metered(info, args, kwargs, self.meter, row.peak_bytes)
         op.random = RandomState(generator) if generator is not None else None
         op.reads = [self.read(tensor) for tensor in tensors]
+        op.values = tuple({ref.value: None for ref in op.reads})
         written = info.written(args, kwargs) if info.writes else []
         op.overwrites = self.overwritten_values(written)
         overwrite(info, info.written(args, kwargs), self.meter)
         self.meter.charge(row.peak_bytes)
-        out = info.func(*args, **kwargs)
+        out = row.timed(info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
         self.remember(op, row, written, outputs_in(out) if info.makes else [])
         return out
 
@@ -266,14 +296,17 @@ class Follower:
         return DroppedHandle(tensor, value, self)
 
 
-def run_metered(info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int = 0) -> Any:
-    """Runs an operator that no replay needs: minds what it overwrites, counts what it makes."""
+def run_metered(
+    info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int = 0, run: Any = None
+) -> Any:
+    """Runs an operator that no replay needs: minds what it overwrites, counts what it makes. ``run`` calls it in its place."""
+    run = run or info.func
     if info.can_write:
         overwrite(info, info.written(args, kwargs), meter)
     if not info.makes:
         meter.charge(peak_bytes)
-        return info.func(*args, **kwargs)
-    out = info.func(*args, **kwargs)
+        return run(*args, **kwargs)
+    out = run(*args, **kwargs)
     meter.count(out, peak_bytes)
     return out
 

@@ -163,14 +163,13 @@ class Meter:
         if self.live + extra > self.peak:
             self.peak = self.live + extra
 
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes of the step: resident ones, live ones and operators' scratch."""
-        return self.resident + self.peak
+    def peak_with(self, source_bytes: int) -> int:
+        """The most bytes of the step, beside ``source_bytes`` of what it read and no operator made."""
+        return source_bytes + self.peak
 
-    def resident_with(self, live_before: int) -> int:
+    def resident_with(self, live_before: int, source_bytes: int) -> int:
         """Bytes that were there before a step which began beside ``live_before`` bytes of what operators had made."""
-        return self.resident + live_before
+        return source_bytes + live_before
 
 
 class CudaMeter(Meter):
@@ -186,11 +185,13 @@ class CudaMeter(Meter):
         torch.cuda.reset_peak_memory_stats(self.device)
         self.before = torch.cuda.memory_allocated(self.device)
 
-    def resident_with(self, live_before: int) -> int:
+    def resident_with(self, live_before: int, source_bytes: int) -> int:
         return self.before
 
-    @property
-    def peak_bytes(self) -> int:
+    def count(self, out: Any, peak_bytes: int) -> None:
+        return None
+
+    def peak_with(self, source_bytes: int) -> int:
         return torch.cuda.max_memory_allocated(self.device)
 
 

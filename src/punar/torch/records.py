@@ -22,6 +22,8 @@ from punar.errors import UsageError
 from punar.torch.operators import PLAIN_TYPES
 from punar.torch.random_state import RandomState
 
+_disabled = torch._C._DisableTorchDispatch
+
 
 class _Active(threading.local):
     """Who is in charge in this thread: the number of the session whose ``with`` block is running."""
@@ -75,8 +77,10 @@ class TensorRef:
         self.is_neg = tensor.is_neg()
 
     def view(self, base: Tensor) -> Tensor:
-        """A fresh tensor that reads ``base``'s storage as the original read its own."""
-        with torch._C._DisableTorchDispatch():
+        """A tensor that reads ``base``'s storage as the original read its own: ``base`` itself where it does."""
+        if self.is_read_by(base):
+            return base
+        with _disabled():
             tensor = torch.empty(0, dtype=self.dtype, device=base.device)
             tensor.set_(base.untyped_storage(), self.offset, self.size, self.stride)
             if self.is_conj:
@@ -84,6 +88,16 @@ class TensorRef:
             if self.is_neg:
                 tensor = torch._neg_view(tensor)
         return tensor
+
+    def is_read_by(self, base: Tensor) -> bool:
+        return (
+            base.dtype is self.dtype
+            and base.size() == self.size
+            and base.stride() == self.stride
+            and base.storage_offset() == self.offset
+            and base.is_neg() == self.is_neg
+            and (base.is_conj() if self.dtype.is_complex else False) == self.is_conj
+        )
 
 
 class Slot:
@@ -98,26 +112,32 @@ class Slot:
 class RecordedOp:
     """One operator call that a replay may run again.
 
-    ``reads``: what its tensor arguments read. ``overwrites``: (value read, output place) of each storage it writes into.
+    ``reads``: what its tensor arguments read; ``values``: the distinct values of these. ``overwrites``: (value read, output place) of each storage it writes into.
     ``makes``: weak references to its values, with the place of each among the call's outputs (-1: written in place).
+    ``has_grad_mode``: some kernels make other outputs where gradients are enabled (oneDNN's recurrent layers their workspace).
     """
 
-    __slots__ = ("args", "func", "kwargs", "makes", "number", "overwrites", "peak_bytes", "random", "reads")
+    __slots__ = ("args", "func", "has_grad_mode", "kwargs", "makes", "number", "overwrites", "peak_bytes", "random", "reads", "values")
 
     def __init__(self, number: int, func: Any, peak_bytes: int) -> None:
         self.number = number
         self.func = func
         self.peak_bytes = peak_bytes
+        self.has_grad_mode = torch.is_grad_enabled()
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.reads: list[TensorRef] = []
+        self.values: tuple[Value, ...] = ()
         self.overwrites: list[Value] = []
         self.makes: list[tuple[weakref.ref[Value], int]] = []
         self.random: RandomState | None = None
 
 
 class Episode:
-    """One forward pass with its backward: counts the handles that autograd holds, and the demands that it makes."""
+    """One forward pass with its backward: counts the handles that autograd holds, and the demands that it makes.
+
+    It is over when autograd has saved something (``saves``) and let go of all of it (no ``handles``).
+    """
 
     __slots__ = ("clock", "handles", "has_begun_backward", "is_sealed", "owner", "saves", "values")
 
@@ -154,19 +174,14 @@ class Episode:
         if not self.handles:
             self.seal()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether autograd saved something and has let go of all of it."""
-        return self.saves > 0 and self.handles == 0
-
 
 def alias(tensor: Tensor) -> Tensor:
     """A tensor on the same storage and version counter that keeps no autograd graph alive; has the attributes that the user put on it."""
     if tensor.requires_grad and tensor.is_leaf:
         return tensor  # a leaf that requires grad can get no history later
-    if type(tensor) not in PLAIN_TYPES:
+    if type(tensor) is not Tensor and type(tensor) not in PLAIN_TYPES:
         return tensor.detach()
-    with torch._C._DisableTorchDispatch():
+    with _disabled():
         detached = tensor.detach()
     if tensor.__dict__:
         detached.__dict__.update(tensor.__dict__)

@@ -64,7 +64,7 @@ def _count_uses(target: Value, ops: list[RecordedOp]) -> dict[Value, int]:
     """How often each value is still to be read; entries go when they reach zero, so that no value lives by this table alone."""
     uses = {target: 1}
     for op in ops:
-        for value in {ref.value for ref in op.reads}:
+        for value in op.values:
             uses[value] = uses.get(value, 0) + 1
     return uses
 
@@ -81,7 +81,7 @@ def _closure(target: Value) -> list[RecordedOp]:
             )
         if op.number not in found:
             found[op.number] = op
-            stack.extend(ref.value for ref in op.reads if ref.value.base is None)
+            stack.extend(value for value in op.values if value.base is None)
     return [found[number] for number in sorted(found)]
 
 
@@ -108,7 +108,7 @@ def _run(op: RecordedOp, clock: int, uses: dict[Value, int], made: dict[Value, T
         elif uses.get(value):
             made[value] = base
     del outputs, bases
-    for value in {ref.value for ref in op.reads}:
+    for value in op.values:
         uses[value] -= 1
         if not uses[value]:
             del uses[value]
@@ -118,19 +118,8 @@ def _run(op: RecordedOp, clock: int, uses: dict[Value, int], made: dict[Value, T
 def _bases(op: RecordedOp, uses: dict[Value, int], made: dict[Value, Tensor], meter: Meter, count: ReplayCount) -> dict[Value, Tensor]:
     """A tensor on the storage of each value that is read; private ones where the operator writes."""
     bases: dict[Value, Tensor] = {}
-    for ref in op.reads:
-        value = ref.value
-        if value in bases:
-            continue
-        base = value.base if value.base is not None else made[value]
-        if value.base is not None and base._version not in value.versions:
-            raise modified(base, value.versions[0])
-        if base.untyped_storage().nbytes() < value.nbytes:
-            raise ReplayError(
-                f"asked to recompute a saved tensor, found that a {value.nbytes} B storage it is made from was freed after the forward pass"
-                " (sharded weights are, for example); exclude that module from recomputation by planning again"
-            )
-        bases[value] = base
+    for value in op.values:
+        bases[value] = made[value] if value.base is None else _held_base(value, value.base)
     for value in op.overwrites:
         if value.base is not None or uses[value] > 1:
             bases[value] = clone_storage(bases[value])
@@ -138,6 +127,18 @@ def _bases(op: RecordedOp, uses: dict[Value, int], made: dict[Value, Tensor], me
         else:
             made.pop(value)
     return bases
+
+
+def _held_base(value: Value, base: Tensor) -> Tensor:
+    """A held value's tensor, if it still has that value."""
+    if base._version not in value.versions:
+        raise modified(base, value.versions[0])
+    if base.untyped_storage().nbytes() < value.nbytes:
+        raise ReplayError(
+            f"asked to recompute a saved tensor, found that a {value.nbytes} B storage it is made from was freed after the forward pass"
+            " (sharded weights are, for example); exclude that module from recomputation by planning again"
+        )
+    return base
 
 
 def modified(tensor: Tensor, version: int) -> SavedTensorModified:
@@ -166,6 +167,7 @@ def _call(op: RecordedOp, tensors: list[Tensor]) -> Any:
     kwargs = {key: fill_slots(value, tensors) for key, value in op.kwargs.items()}
     try:
         with nullcontext() if op.random is None else op.random.rewound():
+            torch._C._set_grad_enabled(op.has_grad_mode)
             return op.func(*args, **kwargs)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
@@ -173,6 +175,8 @@ def _call(op: RecordedOp, tensors: list[Tensor]) -> Any:
         raise ReplayError(
             f"asked to recompute {op.func}, which ran in the forward pass, it failed with {type(error).__name__}: {error}"
         ) from error
+    finally:
+        torch._C._set_grad_enabled(False)
 
 
 def fill_slots(item: Any, tensors: list[Tensor]) -> Any:

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from punar.errors import NestedRemat
 from punar.ir import Trace
-from punar.plan import Plan
+from punar.plan import Plan, simulate
 from punar.torch import attributes
 from punar.torch.follower import DroppedHandle, Follower, Handle, Script, run_metered
 from punar.torch.functorch import hooks
@@ -37,8 +37,13 @@ Planner = Callable[[Trace, int, int], Plan]
 """Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
 to reach outside of forward and backward, in an optimizer's step for example."""
 
+_SAME_OVERHEAD = 0.02
+"""A plan whose predicted overhead moves by less than this share of the plain step's time when operators are timed anew is kept."""
+
 _MOST_PLANS = 64
 """Plans remembered at once; beyond, the least recently used is forgotten."""
+
+_NO_KWARGS: dict[str, Any] = {}
 
 _local = threading.local()
 _owners = itertools.count(1)
@@ -70,6 +75,7 @@ class Waiting:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.episode = Episode(session.owner)
+        self.live_before = session.meter.live
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = operator_info(func)
@@ -123,7 +129,9 @@ class Session(TorchDispatchMode):
         self.is_traced = False
         self.is_plan_followed = False
         self.is_forgetful = False
-        self.optimizer_bytes = self.outside_peak_bytes = 0
+        self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
+        self.traced_source_bytes: int | None = None
+        self.traced_peak_bytes = 0
         watch_optimizers(self)
 
     def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -134,10 +142,16 @@ class Session(TorchDispatchMode):
         state = [t for t in tensors_in(map(dict.values, optimizer.state.values())) if type(t) in PLAIN_TYPES]
         records = {record for record in map(self.meter.record_of, state) if record is not None}
         self.optimizer_bytes = sum(record.nbytes for record in records)
+        self.optimizer_outside_bytes = sum(record.nbytes for record in records if not record.is_created)
 
     def see_outside(self) -> None:
         """An operator ran that is part of no forward or backward pass."""
-        self.outside_peak_bytes = max(self.outside_peak_bytes, self.meter.resident_with(self.meter.live))
+        self.outside_peak_bytes = max(self.outside_peak_bytes, self.meter.resident_with(self.meter.live, self.source_bytes()))
+
+    def source_bytes(self) -> int:
+        """Bytes that are there and that no operator seen here made: what the step reads, as of its trace, and optimizer state."""
+        traced = self.traced_source_bytes
+        return self.meter.resident if traced is None else traced + self.optimizer_outside_bytes
 
     # -- the with block --------------------------------------------------------------------------------------------------
 
@@ -157,6 +171,7 @@ class Session(TorchDispatchMode):
         attributes.install()
         self.count = ReplayCount()
         self.is_traced = self.is_plan_followed = False
+        self.traced_peak_bytes = 0
         self.meter.start()
         self.phase = Waiting(self)
         self.started_ns = time.perf_counter_ns()
@@ -182,7 +197,7 @@ class Session(TorchDispatchMode):
                 self.complete()
         plan = self.plan
         return StepStats(
-            measured_peak_bytes=self.meter.peak_bytes,
+            measured_peak_bytes=max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes),
             time_ns=time_ns,
             kept_bytes=plan.kept_bytes if plan is not None else 0,
             recomputed_bytes=self.count.nbytes,
@@ -197,6 +212,8 @@ class Session(TorchDispatchMode):
         if isinstance(phase, Follower):
             phase.episode.seal()
             self.judge(phase)
+            if phase.is_timed and not phase.mismatches:
+                self.learn(phase.script)
 
     def judge(self, follower: Follower) -> None:
         """Where a step left its script too often, it is traced anew the next time."""
@@ -206,6 +223,26 @@ class Session(TorchDispatchMode):
                 if script is follower.script and not script.is_retraced:
                     del self.scripts[key]
                     self.is_forgetful = True
+
+    def learn(self, script: Script) -> None:
+        """A timed pass is complete: after the last of them the plan is judged by the new times, and made anew where they change it."""
+        script.untimed_passes -= 1
+        if script.untimed_passes or script.trace is None:
+            return
+        trace = replace(script.trace, ops=script.retimed_ops())
+        judged = simulate(trace, script.plan.hold_from, is_closed=True)
+        known = replace(script.plan, time_ns=judged.time_ns, plain_time_ns=trace.plain_time_ns)
+        script.trace = self.trace = trace
+        if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD:
+            script.plan = self.plan = known
+            return
+        extra = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"]))
+        plan = self.planner(trace, extra, self.outside_peak_bytes)
+        key = next(key for key, known_script in self.scripts.items() if known_script is script)
+        renewed = Script(plan, trace=trace, optimizer_bytes=script.optimizer_bytes, is_retraced=script.is_retraced)
+        renewed.untimed_passes = 0
+        self.remember(key, renewed)
+        self.plan = plan
 
     def abandon(self) -> None:
         """The step failed: what was traced of it is no whole step."""
@@ -218,18 +255,21 @@ class Session(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and not PLAIN_TYPES.issuperset(types):
             return NotImplemented
+        if kwargs is None:
+            kwargs = _NO_KWARGS
         phase = self.phase
         if phase is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         episode = phase.episode
         if not episode.handles and episode.saves and torch.is_grad_enabled() and not in_backward():
             phase = self.next_episode()
-        return phase.on_op(func, args, kwargs or {})
+        return phase.on_op(func, args, kwargs)
 
     def pack(self, tensor: Tensor) -> Handle | DroppedHandle:
         phase = self.phase or self.calling
         assert phase is not None
-        if phase.episode.is_over and not in_backward():
+        episode = phase.episode
+        if not episode.handles and episode.saves and not in_backward():
             phase = self.next_episode()
         return phase.pack(tensor)
 
@@ -255,24 +295,31 @@ class Session(TorchDispatchMode):
 
     def begin(self, episode: Episode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tracer | Follower:
         """The first operator of an episode is about to run: decides who is in charge."""
+        live_before = self.phase.live_before if isinstance(self.phase, Waiting) else self.meter.live
         signature = signature_of(str(func), args, kwargs)
-        key = (signature, self.gradient_bytes())
+        key = (signature, sum(record.nbytes for record in self.alive_gradients()))
         script = self.fixed or self.scripts.get(key)
         if self.fixed is not None and self.fixed.plan.skeleton.signature != signature:
             self.warn_mismatch(signature)
             script = Script(empty_plan(self.fixed.plan))
         if script is not None:
             if script.trace is not None and script.optimizer_bytes != self.optimizer_bytes:
-                extra = max(0, self.optimizer_bytes - script.optimizer_bytes)
+                extra = max(0, self.optimizer_bytes - int(script.trace.meta["optimizer_bytes"]))
                 plan = self.planner(script.trace, extra, self.outside_peak_bytes)
-                script = self.remember(key, Script(plan, trace=script.trace, optimizer_bytes=self.optimizer_bytes))
+                renewed = Script(plan, trace=script.trace, optimizer_bytes=self.optimizer_bytes, is_retraced=script.is_retraced)
+                renewed.untimed_passes = script.untimed_passes
+                script = self.remember(key, renewed)
             self.plan = script.plan
+            if script.trace is not None:
+                self.traced_source_bytes = int(script.trace.meta["source_bytes"])
             self.phase = follower = Follower(episode, script, self.meter, self.count)
             return follower
         self.set_device(tensors_in((*args, *kwargs.values())))
-        self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, key[1])
+        carried_bytes = max(0, live_before - key[1])
+        self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
         self.pending_key = key
         self.pending_optimizer_bytes = self.optimizer_bytes
+        tracer.optimizer_bytes = self.optimizer_outside_bytes
         self.is_traced = True
         return tracer
 
@@ -283,9 +330,9 @@ class Session(TorchDispatchMode):
             self.meter = meter_for(device)
             self.meter.start()
 
-    def gradient_bytes(self) -> int:
-        """Bytes of earlier gradients that are still there, to be accumulated into: a step beside them has another peak."""
-        return sum(record.nbytes for record in (reference() for reference in self.gradients) if record is not None)
+    def alive_gradients(self) -> list[StorageRecord]:
+        """Earlier gradients that are still there, to be accumulated into: a step beside them has another peak."""
+        return [record for record in (reference() for reference in self.gradients) if record is not None]
 
     def complete(self) -> None:
         """Makes a plan from the trace that is finished, where there is one."""
@@ -297,6 +344,8 @@ class Session(TorchDispatchMode):
         meta = describe(self.device) | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
         trace = tracer.finish(is_backward_seen=is_backward_seen, meta=meta)
         self.trace = trace
+        self.traced_source_bytes = int(trace.meta["source_bytes"])
+        self.traced_peak_bytes = max(self.traced_peak_bytes, traced_peak_bytes(trace))
         self.plan = self.planner(trace, 0, self.outside_peak_bytes)
         script = Script(self.plan, trace=trace, optimizer_bytes=self.pending_optimizer_bytes, is_retraced=self.is_forgetful)
         self.remember(self.pending_key, script)
@@ -340,6 +389,11 @@ def watch_optimizers(session: Session) -> None:
     weakref.finalize(session, register_optimizer_step_post_hook(on_step).remove)
 
 
+def traced_peak_bytes(trace: Trace) -> int:
+    """What the traced step itself reached: the scratch of its operators is known only once it is over."""
+    return simulate(trace, (0,) * len(trace.values)).peak_bytes - int(trace.meta["carried_bytes"])
+
+
 def describe(device: torch.device) -> dict[str, str]:
     """What a trace's times depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -348,7 +402,5 @@ def describe(device: torch.device) -> dict[str, str]:
 
 def empty_plan(plan: Plan) -> Plan:
     """The plan that holds everything, for a step that a given plan was not made for."""
-    from dataclasses import replace
-
     bones = replace(plan.skeleton, names=(), has_grad_mode=(), is_recorded=(), holds=(), peak_bytes=(), backward=())
     return replace(plan, solver="none", skeleton=bones, hold_from=())

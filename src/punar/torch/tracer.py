@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from punar.torch.random_state import generator_of
 from punar.torch.records import Episode, alias, checksum
 from punar.torch.scratch import ScratchProbe
 
-_GONE = 5
+_GONE = 6
 """A raw event: the storage was freed. Turned into ``FREE`` or a later ``RELEASE`` when the trace is built."""
 
 
@@ -40,13 +40,14 @@ class TracedHandle(Handle):
 
     def __del__(self) -> None:
         super().__del__()
-        self.tracer.note(EventKind.RELEASE, self.number)
+        self.tracer.let_go(self.number)
 
     def unpack(self) -> Tensor:
         if not self.episode.has_begun_backward:
             self.tracer.look_at_sources()
-        self.tracer.note(EventKind.DEMAND, self.number)
-        return super().unpack()
+        self.tracer.lend(self.number, self.tensor)
+        tensor = super().unpack()
+        return alias(tensor) if _is_plain(tensor) else tensor  # so that its end is seen
 
 
 class _Watch:
@@ -65,7 +66,7 @@ class _Watch:
 class Tracer:
     """Watches an episode. ``finish`` gives its trace."""
 
-    def __init__(self, episode: Episode, meter: Meter, device: torch.device, gradient_bytes: int = 0) -> None:
+    def __init__(self, episode: Episode, meter: Meter, device: torch.device, gradients: list[StorageRecord], carried_bytes: int) -> None:
         self.meter = meter
         self.device = device
         self.episode = episode
@@ -78,7 +79,10 @@ class Tracer:
         self.sums: dict[int, int] = {}
         self.blank: set[int] = set()
         self.sources: dict[int, weakref.ref[Any]] = {}
+        self.found: set[int] = set()
+        self.optimizer_bytes = 0
         self.freed_between: set[int] = set()
+        self.lent: list[Loan] = []
         self.tainted: set[int] = set()
         self.made_in_backward: list[weakref.ref[StorageRecord]] = []
         self.users: dict[int, int] = {}
@@ -86,9 +90,13 @@ class Tracer:
         self.paths = ModulePaths()
         self.probe = ScratchProbe()
         self.resident_before = meter.live
-        self.carried_before = max(0, meter.live - gradient_bytes)
+        self.carried_before = carried_bytes
+        self.gradients_before = set(gradients)
+        self.prelude: list[int] = []
         self.is_open = True
         self.peaks: dict[int, int] | None = None
+        self.rows.append(_prelude_row())
+        self.raw.append((EventKind.RUN, 0))
         if device.type == "cpu":
             self.probe.start()
 
@@ -118,6 +126,8 @@ class Tracer:
             "inputs": tuple(dict.fromkeys(inputs)),
             "is_replayable": not is_backward and self.is_replayable(info, tensors, args, kwargs),
         }
+        if self.lent:
+            self.take_back()
         number = len(self.rows)
         self.rows.append(row)
         out = self.timed(number, row, func, args, kwargs)
@@ -204,14 +214,25 @@ class Tracer:
     # -- storages, values ------------------------------------------------------------------------------------------------
 
     def adopt(self, record: StorageRecord, *, is_source: bool) -> int:
-        """The number of a storage, given to it now where this tracer does not know it."""
+        """The number of a storage, given to it now where this tracer does not know it.
+
+        What operators made before the episode began, such as noise that is added to the batch, is taken as made by one operator that begins it.
+        """
         if record.observer is not self.watch:
+            is_prelude = is_source and record.is_created and record not in self.gradients_before
+            is_source = is_source and not is_prelude
             record.observer = self.watch
             record.number = self.builder.add_storage(bytes=self.round(record.nbytes), is_source=is_source, module=self.paths.current())
             self.current.append(-1)
             self.versions.append(-1)
             if is_source:
                 self.add_value(record.number, -1)
+                if not record.is_created:
+                    self.found.add(record.number)
+            if is_prelude:
+                self.prelude.append(self.add_value(record.number, 0))
+                self.resident_before -= record.nbytes
+                self.carried_before = max(0, self.carried_before - record.nbytes)
         return record.number
 
     def round(self, nbytes: int) -> int:
@@ -276,6 +297,25 @@ class Tracer:
         self.note(EventKind.SAVE, number)
         return TracedHandle(tensor, self.episode, self, number)
 
+    def lend(self, number: int, tensor: Tensor) -> None:
+        """Backward asks for a saved tensor."""
+        self.take_back()
+        self.note(EventKind.DEMAND, number)
+        self.lent.append(Loan(number, *_place_in_backward(), *_references(tensor)))
+
+    def take_back(self) -> None:
+        """Notes what backward is done with that it was lent."""
+        here = _place_in_backward()
+        for loan in self.lent:
+            if loan.is_back(*here):
+                self.note(EventKind.RETURN, loan.number)
+        self.lent = [loan for loan in self.lent if not loan.is_back(*here)]
+
+    def let_go(self, number: int) -> None:
+        """Autograd lets a saved tensor go."""
+        self.lent = [loan for loan in self.lent if loan.number != number]
+        self.note(EventKind.RELEASE, number)
+
     def gradients(self) -> list[weakref.ref[StorageRecord]]:
         """The storages that backward made and that are still there."""
         return [reference for reference in self.made_in_backward if reference() is not None]
@@ -292,6 +332,7 @@ class Tracer:
     def finish(self, *, is_backward_seen: bool, meta: dict[str, str]) -> Trace:
         """Closes the record and builds the trace."""
         self.close()
+        self.rows[0]["outputs"] = tuple(self.prelude)
         peaks = self.peaks or {}
         times = _typical_times(self.rows)
         builder = self.builder
@@ -305,8 +346,16 @@ class Tracer:
             row["is_replayable"] &= all(builder.values[value].storage not in self.freed_between for value in row["inputs"])
             builder.ops.append(Op(id=number, **{**row, "time_ns": times[number]}, peak_bytes=max(peak, created[number])))
         builder.events[:] = _settle(self.raw, builder)
-        resident_bytes = self.meter.resident_with(self.resident_before) + max(0, self.carried_bytes() - self.carried_before)
+        carried = max(0, self.carried_bytes() - self.carried_before)
+        meta = meta | {"source_bytes": str(self.source_bytes()), "carried_bytes": str(carried)}
+        resident_before = self.resident_before + carried
+        resident_bytes = self.meter.resident_with(resident_before, self.source_bytes() + self.optimizer_bytes)
         return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta)
+
+    def source_bytes(self) -> int:
+        """What the step read and no operator of ours made: parameters, buffers, the batch. A batch of an earlier step is no part of it."""
+        gone = {number for kind, number in self.raw if kind == _GONE}
+        return sum(self.builder.storages[number].bytes for number in self.found - gone)
 
     def carried_bytes(self) -> int:
         """What the forward pass made and the user still holds, such as the loss: it is there beside the next step's until replaced."""
@@ -338,6 +387,20 @@ def _fills(info: OperatorInfo, tensor: Tensor, record: StorageRecord) -> bool:
     return tensor.numel() * tensor.element_size() == record.nbytes and (base in _FILLING or "out" in overload)
 
 
+def _prelude_row() -> dict[str, Any]:
+    return {
+        "name": "punar.prelude",
+        "kind": "prelude",
+        "is_backward": False,
+        "has_grad_mode": False,
+        "module": "",
+        "signature": "punar.prelude",
+        "inputs": (),
+        "is_replayable": False,
+        "time_ns": 0,
+    }
+
+
 def _typical_times(rows: list[dict[str, Any]]) -> list[int]:
     """Each operator's time, as the median over those with its signature: one call alone is noise."""
     groups: dict[tuple[str, bool], list[int]] = {}
@@ -345,6 +408,42 @@ def _typical_times(rows: list[dict[str, Any]]) -> list[int]:
         groups.setdefault((row["signature"], row["is_backward"]), []).append(row["time_ns"])
     typical = {key: int(statistics.median_low(times)) for key, times in groups.items()}
     return [typical[row["signature"], row["is_backward"]] for row in rows]
+
+
+class Loan(NamedTuple):
+    """A saved tensor that a node of a backward pass was given; its storage, where known, had ``references`` before."""
+
+    number: int
+    task: int
+    node: int
+    storage: int
+    references: int
+
+    def is_back(self, task: int, node: int) -> bool:
+        """Whether the node is done with it: another one runs, unless in an inner backward pass; or its storage has no more references than before."""
+        if self.task < task:
+            return False
+        if (self.task, self.node) != (task, node):
+            return True
+        return self.storage != 0 and torch._C._storage_Use_Count(self.storage) <= self.references
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in PLAIN_TYPES and not tensor.requires_grad and not tensor.__dict__
+
+
+def _references(tensor: Tensor) -> tuple[int, int]:
+    """A saved tensor's storage with how many refer to it; 0 where it is lent itself."""
+    if not _is_plain(tensor):
+        return 0, 0
+    storage = tensor.untyped_storage()._cdata
+    return storage, torch._C._storage_Use_Count(storage)
+
+
+def _place_in_backward() -> tuple[int, int]:
+    """The number of the backward pass that runs, an inner one's being higher, and of its node; -1 where there is none."""
+    node = torch._C._current_autograd_node()
+    return torch._C._current_graph_task_id(), -1 if node is None else node._sequence_nr()
 
 
 def _node_name() -> str:
@@ -356,7 +455,7 @@ def _settle(raw: list[tuple[int, int]], builder: TraceBuilder) -> list[Event]:
     """Turns what was seen into a trace's events: one FREE a storage at its users' last death, RELEASEs no earlier than the storage's end.
 
     A storage that nothing saved is freed when it is gone. One that was saved is gone when both its users and its saves are; where it
-    outlived both, something in backward kept it, and its last RELEASE moves there.
+    outlived both, something in backward kept it, and its last RELEASE moves there; what was lent of it is not known to have come back.
     """
     saves_of: dict[int, list[int]] = {}
     for save in builder.saves:
@@ -366,13 +465,15 @@ def _settle(raw: list[tuple[int, int]], builder: TraceBuilder) -> list[Event]:
     last_release = {
         builder.values[builder.saves[number].value].storage: place for place, (kind, number) in enumerate(raw) if kind == EventKind.RELEASE
     }
-    moved = {}
+    moved, kept = {}, set()
     for storage, place in last_release.items():
         end = gone.get(storage, len(raw))
         if end > max(place, last_free.get(storage, -1)) and any(kind == EventKind.RUN for kind, _ in raw[place:end]) and storage in gone:
             moved[place] = end
+            kept.add(storage)
     late: dict[int, int] = {end: place for place, end in moved.items()}
     events: list[Event] = []
+    released: set[int] = set()
     for place, (kind, number) in enumerate(raw):
         if kind == EventKind.FREE:
             if number in saves_of and last_free[number] == place:
@@ -382,6 +483,11 @@ def _settle(raw: list[tuple[int, int]], builder: TraceBuilder) -> list[Event]:
                 events.append(Event(EventKind.RELEASE, raw[late[place]][1]))
             if number not in saves_of or number not in last_free:
                 events.append(Event(EventKind.FREE, number))
+        elif kind == EventKind.RETURN:
+            if builder.values[builder.saves[number].value].storage not in kept and number not in released:
+                events.append(Event(EventKind.RETURN, number))
         elif place not in moved:
+            if kind == EventKind.RELEASE:
+                released.add(number)
             events.append(Event(EventKind(kind), number))
     return events

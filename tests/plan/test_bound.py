@@ -1,0 +1,62 @@
+"""The lower bound: below every plan, and as high as its linear programme."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from punar.ir import Trace
+from punar.ir.lineage import NEVER
+from punar.plan import simulate
+from punar.plan.bound import bound, items_of
+from punar.plan.pressure import pressure_of
+from tests.solvers.problems import BUILDERS, named, small_traces
+
+few = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@few
+@given(small_traces(), st.data())
+def test_no_plan_of_any_kind_is_faster(trace: Trace, data: st.DataObject) -> None:
+    choice = st.sampled_from([0, 0, 1, 2, 3, 5, NEVER])
+    hold = data.draw(st.lists(choice, min_size=len(trace.values), max_size=len(trace.values)))
+    seen = simulate(trace, hold)
+    assert bound(trace, seen.peak_bytes) <= seen.time_ns
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+def test_less_budget_is_never_a_lower_bound(problem: str) -> None:
+    trace = named(problem)
+    high = max(pressure_of(trace).peak)
+    found = [bound(trace, trace.resident_bytes + (high - trace.resident_bytes) * k // 20) for k in range(20, 4, -1)]
+    slack = trace.plain_time_ns // 10_000
+    assert found[0] == trace.plain_time_ns
+    assert all(later >= earlier - slack for earlier, later in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("problem", BUILDERS)
+@pytest.mark.parametrize("fraction", [0.4, 0.6, 0.8])
+def test_the_ascent_reaches_the_programmes_optimum(problem: str, fraction: float) -> None:
+    highspy = pytest.importorskip("highspy")
+    trace = named(problem)
+    plain = max(pressure_of(trace).peak)
+    budget = int(trace.resident_bytes + (plain - trace.resident_bytes) * fraction)
+    items, granted = items_of(trace)
+    model = highspy.Highs()
+    model.silent()
+    for item in items:
+        model.addCol(item.cost_ns / 1e3, 0.0, 1.0, 0, [], [])
+    for cell, (peak, free) in enumerate(zip(pressure_of(trace).peak, granted, strict=True)):
+        entries = {j: item.at(cell) / 1024 for j, item in enumerate(items) if item.at(cell)}
+        if peak - budget - free > 0:
+            model.addRow((peak - budget - free) / 1024, float("inf"), len(entries), list(entries), list(entries.values()))
+    model.run()
+    if model.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        pytest.skip("no plan at all fits this budget")
+    best = model.getInfo().objective_function_value * 1e3
+    found = bound(trace, budget) - trace.plain_time_ns
+    assert found <= best * (1 + 1e-6) + 1
+    assert found >= best - 0.005 * trace.plain_time_ns

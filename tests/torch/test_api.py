@@ -1,0 +1,238 @@
+"""The verbs on good and on bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import punar
+from punar.errors import PlanMismatch, UsageError, VerificationError
+from punar.ir import Trace
+from punar.plan import make_plan
+from tests.torch.harness import outcome
+from tests.torch.models import make_blocks
+
+
+def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(64, 32)
+
+
+def test_profile_leaves_everything_as_it_was(x: torch.Tensor) -> None:
+    model = nn.Sequential(make_blocks(2), nn.BatchNorm1d(32))
+    loss_fn(model, x).backward()
+    before = outcome(model, torch.zeros(()))
+    profile = punar.profile(model, x, loss_fn)
+    assert before.differences(outcome(model, torch.zeros(()))) == []
+    assert profile.trace.saves
+    assert profile.trace.is_backward_seen
+
+
+def test_profile_and_plan_round_trip_through_files(x: torch.Tensor, tmp_path: Path) -> None:
+    model = make_blocks()
+    profile = punar.profile(model, x, loss_fn)
+    profile.save(tmp_path / "profile.json")
+    loaded = punar.Profile.load(tmp_path / "profile.json")
+    assert loaded == profile
+    plan = punar.solve(loaded, budget="min")
+    plan.save(tmp_path / "plan.json")
+    assert punar.Plan.load(tmp_path / "plan.json") == plan
+    remat = punar.Remat(plan=punar.Plan.load(tmp_path / "plan.json"))
+    with remat:
+        loss_fn(model, x).backward()
+    assert remat.stats[0].replayed_operators == plan.replayed_ops > 0
+    assert not remat.stats[0].is_traced
+
+
+def test_a_plan_for_another_shape_is_ignored_with_a_warning(x: torch.Tensor) -> None:
+    model = make_blocks()
+    plan = punar.solve(punar.profile(model, x, loss_fn), budget="min")
+    remat, other = punar.Remat(plan=plan), torch.randn(16, 32)
+    loss_fn(model.eval(), other).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with pytest.warns(UserWarning, match="the plan is ignored and nothing is recomputed"), remat:
+        loss_fn(model, other).backward()
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    assert remat.stats[0].replayed_operators == 0
+    with pytest.warns(UserWarning, match="the plan is ignored"), pytest.raises(PlanMismatch, match="took another path"):
+        punar.verify(model, other, loss_fn, plan=plan)
+
+
+def test_verify_proves_a_plan(x: torch.Tensor) -> None:
+    model = make_blocks()
+    verification = punar.verify(model, x, loss_fn, budget=0.7)
+    assert verification.is_identical
+    assert verification.is_deterministic
+    assert verification.plan.replayed_ops > 0
+    assert "identical: loss, gradients, buffers and random state" in str(verification)
+    verification.raise_if_different()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_verify_finds_an_operator_whose_replay_differs(x: torch.Tensor) -> None:
+    state = {"calls": 0}
+
+    @punar.replayable
+    def drifting(t: torch.Tensor) -> torch.Tensor:
+        state["calls"] += 1
+        return t * state["calls"]
+
+    class Drift(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t: torch.Tensor) -> torch.Tensor:
+            state["calls"] = 0
+            out = drifting(t)
+            ctx.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * ctx.saved_tensors[0]
+
+    model = nn.Sequential(make_blocks(1), nn.Linear(32, 32))
+    before = outcome(model, torch.zeros(()))
+
+    def drifting_loss(m: nn.Module, b: torch.Tensor) -> torch.Tensor:
+        return Drift.apply(m(b).exp()).sin().sum()
+
+    trace = punar.profile(model, x, drifting_loss).trace
+    drop_all = make_plan(trace, [1] * len(trace.values), solver="none held", budget_bytes=0)
+    verification = punar.verify(model, x, drifting_loss, plan=drop_all)
+    assert not verification.is_identical
+    assert verification.is_deterministic
+    assert "NOT identical: the plan's step differs from the plain one: gradient of" in str(verification)
+    with pytest.raises(VerificationError, match="asked to verify a plan"):
+        verification.raise_if_different()
+    assert before.differences(outcome(model, torch.zeros(()))) == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ("6 gb/s", "cannot be read as bytes"),
+        ("lots", "cannot be read as bytes"),
+        ("-3 GiB", "cannot be read as bytes"),
+        ("0 GiB", "must be at least 1 B"),
+        (0, "is not positive"),
+        (-5, "is not positive"),
+        (0.0, "is a float outside"),
+        (1.5, "is a float outside"),
+        (float("nan"), "is a float outside"),
+        (True, "is a bool"),
+        ([1], "is a list"),
+    ],
+)
+def test_nonsense_budgets(budget, message: str) -> None:
+    with pytest.raises(punar.BudgetError, match=message):
+        punar.Remat(budget=budget)
+
+
+def test_a_budget_above_the_device(x: torch.Tensor) -> None:
+    with pytest.raises(punar.BudgetError, match="is above what cpu has"):
+        punar.solve(punar.profile(make_blocks(), x, loss_fn), budget="900 TiB")
+
+
+def test_an_infeasible_budget_names_the_least_and_what_holds_it(x: torch.Tensor) -> None:
+    model, remat = make_blocks(), punar.Remat(budget="150 KiB")
+    with pytest.raises(punar.InfeasibleBudget, match="least") as caught, remat:
+        loss_fn(model, x).backward()
+    assert caught.value.budget_bytes == 150 * 1024
+    assert caught.value.holders
+    assert "are resident: optimizer state" in str(caught.value)
+    least = punar.Remat(budget=caught.value.least_bytes)
+    model.zero_grad()
+    for _ in range(2):
+        model.zero_grad()
+        with least:
+            loss_fn(model, x).backward()
+    assert least.stats[-1].measured_peak_bytes <= caught.value.least_bytes
+
+
+def test_optimizer_state_counts_once_it_is_seen(x: torch.Tensor) -> None:
+    model = make_blocks()
+    optimizer = torch.optim.Adam(model.parameters())
+    weights = sum(p.nbytes for p in model.parameters())
+    remat = punar.Remat(budget="min")
+    for _ in range(3):
+        with remat:
+            loss_fn(model, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, _, last = remat.stats
+    assert last.plan.resident_bytes >= first.plan.resident_bytes + 2 * weights
+    assert last.measured_peak_bytes == pytest.approx(last.plan.peak_bytes, rel=0.01)
+    with pytest.raises(punar.InfeasibleBudget, match="optimizer state") as caught:
+        run_with_optimizer(punar.Remat(budget=3 * weights), model, optimizer, x)
+    assert caught.value.least_bytes > 4 * weights
+
+
+def run_with_optimizer(remat: punar.Remat, model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    for _ in range(3):
+        with remat:
+            loss_fn(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("verb", [punar.profile, punar.verify])
+def test_losses_that_backward_cannot_start_from(verb, x: torch.Tensor) -> None:
+    model = make_blocks(1)
+    with pytest.raises(UsageError, match=r"the loss has shape \[64, 32\]"):
+        verb(model, x, lambda m, b: m(b))
+    with pytest.raises(UsageError, match="returned a float"):
+        verb(model, x, lambda m, b: 1.0)
+    with pytest.raises(UsageError, match="requires no gradient"):
+        verb(model.requires_grad_(False), x, loss_fn)
+
+
+def test_a_budget_and_a_plan_at_once(x: torch.Tensor) -> None:
+    plan = punar.solve(punar.profile(make_blocks(1), x, loss_fn), budget=1.0)
+    with pytest.raises(UsageError, match="both a budget and a plan"):
+        punar.Remat(budget=0.5, plan=plan)
+    with pytest.raises(UsageError, match="found a str"):
+        punar.Remat(plan="plan.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "found no JSON"),
+        ("[]", "found 'list'"),
+        ('{"format": "punar-trace", "version": 1}', "found 'punar-trace'"),
+        ('{"format": "punar-plan", "version": 99}', "is of version 99"),
+        ('{"format": "punar-plan", "version": 1}', "the plan is damaged"),
+    ],
+)
+def test_corrupt_and_foreign_plan_files(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(punar.PlanError, match=message):
+        punar.Plan.load(path)
+
+
+def test_missing_and_damaged_profiles(x: torch.Tensor, tmp_path: Path) -> None:
+    with pytest.raises(punar.PlanError, match="which failed"):
+        punar.Profile.load(tmp_path / "absent.json")
+    body = json.loads(punar.profile(make_blocks(1), x, loss_fn).trace.to_json())
+    body["events"] = body["events"][::-1]
+    with pytest.raises(punar.PlanError, match="the trace is damaged"):
+        Trace.from_json(json.dumps(body))
+
+
+def test_the_report_is_a_text(x: torch.Tensor) -> None:
+    model, remat = make_blocks(), punar.Remat(budget="min")
+    assert str(remat.report())
+    for _ in range(2):
+        model.zero_grad()
+        with remat:
+            loss_fn(model, x).backward()
+    assert "min" in str(remat.report())
