@@ -21,7 +21,7 @@ from tests.torch.harness import RandomRemat, train
 from tests.torch.programs import LARGEST, OUTLIVING, Program, programs
 from tests.torch.test_random_programs import maker
 
-EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "40"))
 
 
 def last_step(make: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], remat: punar.Remat, steps: int = 3) -> tuple[int, int]:

@@ -17,7 +17,10 @@ stage; the loop is logic-based Benders decomposition, Hooker, Ottosson 2003, doi
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,6 +51,10 @@ class Milp:
             )
         best: tuple[int, list[int]] | None = None
         least: tuple[int, list[int]] | None = None
+        if not programme.free:
+            kept = simulate(trace, (0,) * len(trace.values))
+            fitting = (kept.time_ns, [0] * len(trace.values)) if kept.peak_bytes <= budget_bytes else None
+            return _answer(trace, budget_bytes, fitting, (kept.peak_bytes, [0] * len(trace.values)))
         for _ in range(self.rounds):
             found = programme.optimum()
             if found is None or (best is not None and found[0] >= best[0] - trace.plain_time_ns - 0.5):
@@ -185,8 +192,13 @@ class _Programme:
     def optimum(self) -> tuple[float, list[int]] | None:
         """The least extra time that the programme thinks possible, with ``hold_from``; None where nothing is feasible."""
         self.highs.run()
-        if self.highs.getModelStatus() != _optimal():
+        status = self.highs.getModelStatus()
+        if status == _infeasible():
             return None
+        if status != _optimal():
+            raise UsageError(
+                f"solver 'milp' asked HiGHS for an optimum, it ended with {self.highs.modelStatusToString(status)}; use 'auto'"
+            )
         solution = self.highs.getSolution().col_value
         hold = [0] * len(self.trace.values)
         for v in self.free:
@@ -239,12 +251,17 @@ def readers(line: Lineage, trace: Trace, free: Sequence[int]) -> dict[int, list[
 
 
 def _highs() -> Any:
-    highs = _highspy().Highs()
+    with _banner_on_stderr():
+        highs = _highspy().Highs()
     highs.silent()
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("random_seed", 0)
     return highs
+
+
+def _infeasible() -> Any:
+    return _highspy().HighsModelStatus.kInfeasible
 
 
 def _optimal() -> Any:
@@ -253,6 +270,19 @@ def _optimal() -> Any:
 
 def _integer() -> Any:
     return _highspy().HighsVarType.kInteger
+
+
+@contextmanager
+def _banner_on_stderr() -> Iterator[None]:
+    """HiGHS greets on the process's standard output when it is first made; ours is for data."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _highspy() -> Any:

@@ -63,7 +63,7 @@ def _resolve(name: str) -> Any:
         found = getattr(found, part, None)
         if found is None:
             return None
-    return found
+    return found if isinstance(found, torch._ops.OpOverload) else None  # a name that is none finds a namespace
 
 
 _END = Row("", True, False, (), 0)

@@ -31,7 +31,7 @@ from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
-from punar.torch.tracer import Tracer
+from punar.torch.tracer import TracedHandle, Tracer
 
 Planner = Callable[[Trace, int, int], Plan]
 """Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
@@ -76,6 +76,7 @@ class Waiting:
         self.session = session
         self.episode = Episode(session.owner)
         self.live_before = session.meter.live
+        self.handles: list[weakref.ref[TracedHandle]] = []
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = operator_info(func)
@@ -92,7 +93,9 @@ class Waiting:
         return out
 
     def pack(self, tensor: Tensor) -> Handle:
-        return Handle(tensor, self.episode)
+        handle = TracedHandle(tensor, self.episode)
+        self.handles.append(weakref.ref(handle))
+        return handle
 
 
 class Session(TorchDispatchMode):
@@ -295,7 +298,9 @@ class Session(TorchDispatchMode):
 
     def begin(self, episode: Episode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tracer | Follower:
         """The first operator of an episode is about to run: decides who is in charge."""
-        live_before = self.phase.live_before if isinstance(self.phase, Waiting) else self.meter.live
+        waiting = self.phase if isinstance(self.phase, Waiting) else Waiting(self)
+        live_before = waiting.live_before
+        waiting_handles = [handle for handle in (reference() for reference in waiting.handles) if handle is not None]
         signature = signature_of(str(func), args, kwargs)
         key = (signature, sum(record.nbytes for record in self.alive_gradients()))
         script = self.fixed or self.scripts.get(key)
@@ -320,6 +325,8 @@ class Session(TorchDispatchMode):
         self.pending_key = key
         self.pending_optimizer_bytes = self.optimizer_bytes
         tracer.optimizer_bytes = self.optimizer_outside_bytes
+        for handle in waiting_handles:
+            tracer.watch_handle(handle, tracer.value_of(handle.tensor))
         self.is_traced = True
         return tracer
 

@@ -28,21 +28,27 @@ _GONE = 6
 
 
 class TracedHandle(Handle):
-    """A held saved tensor that tells the tracer when it is asked for and let go."""
+    """A held saved tensor that tells the tracer when it is asked for and let go.
+
+    Autograd packs what an episode's first operator saves before that operator is seen: ``tracer`` is set once there is one.
+    """
 
     __slots__ = ("number", "tracer")
 
-    def __init__(self, tensor: Tensor, episode: Episode, tracer: Tracer, number: int) -> None:
+    def __init__(self, tensor: Tensor, episode: Episode) -> None:
         super().__init__(tensor, episode)
         self.tensor = alias(tensor)  # the tensor itself must die with its users, to be seen
-        self.tracer = tracer
-        self.number = number
+        self.tracer: Tracer | None = None
+        self.number = -1
 
     def __del__(self) -> None:
         super().__del__()
-        self.tracer.let_go(self.number)
+        if self.tracer is not None:
+            self.tracer.let_go(self.number)
 
     def unpack(self) -> Tensor:
+        if self.tracer is None:
+            return super().unpack()
         if not self.episode.has_begun_backward:
             self.tracer.look_at_sources()
         self.tracer.lend(self.number, self.tensor)
@@ -288,14 +294,17 @@ class Tracer:
 
     # -- saved tensors -----------------------------------------------------------------------------------------------------
 
-    def pack(self, tensor: Tensor) -> Handle:
-        value = self.value_of(tensor)
-        if value < 0:
-            return Handle(tensor, self.episode)
-        self.builder.add_save(value)
-        number = len(self.builder.saves) - 1
-        self.note(EventKind.SAVE, number)
-        return TracedHandle(tensor, self.episode, self, number)
+    def pack(self, tensor: Tensor) -> TracedHandle:
+        handle = TracedHandle(tensor, self.episode)
+        self.watch_handle(handle, self.value_of(tensor))
+        return handle
+
+    def watch_handle(self, handle: TracedHandle, value: int) -> None:
+        """From now on a saved tensor's end is written down, where it is a value that the trace can name."""
+        if value >= 0:
+            self.builder.add_save(value)
+            handle.tracer, handle.number = self, len(self.builder.saves) - 1
+            self.note(EventKind.SAVE, handle.number)
 
     def lend(self, number: int, tensor: Tensor) -> None:
         """Backward asks for a saved tensor."""
