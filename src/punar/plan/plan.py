@@ -16,6 +16,9 @@ from punar.plan.simulate import simulate
 FORMAT = "punar-plan"
 VERSION = 1
 
+WATCH_NS = 12_000
+"""What a tape that sees an operator adds to it, on two cores of 2023; see ``benchmarks/overhead.py``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
@@ -65,6 +68,11 @@ class Plan:
     bound_ns: int
     hold_from: tuple[int, ...]
     skeleton: Skeleton
+
+    @property
+    def step_time_ns(self) -> int:
+        """Predicted time of the step as it runs: with what seeing each of its operators costs, whatever the plan."""
+        return self.time_ns + WATCH_NS * (len(self.skeleton.names) + len(self.skeleton.backward))
 
     @property
     def overhead(self) -> float:

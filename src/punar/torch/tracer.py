@@ -27,6 +27,10 @@ _GONE = 6
 """A raw event: the storage was freed. Turned into ``FREE`` or a later ``RELEASE`` when the trace is built."""
 
 
+_REPLAY_OVERHEAD_NS = 30_000
+"""What recording one operator and running it again costs besides its kernel; see ``benchmarks/overhead.py``."""
+
+
 class TracedHandle(Handle):
     """A held saved tensor that tells the tracer when it is asked for and let go.
 
@@ -359,7 +363,7 @@ class Tracer:
         meta = meta | {"source_bytes": str(self.source_bytes()), "carried_bytes": str(carried)}
         resident_before = self.resident_before + carried
         resident_bytes = self.meter.resident_with(resident_before, self.source_bytes() + self.optimizer_bytes)
-        return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta)
+        return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta, overhead_ns=_REPLAY_OVERHEAD_NS)
 
     def source_bytes(self) -> int:
         """What the step read and no operator of ours made: parameters, buffers, the batch. A batch of an earlier step is no part of it."""
