@@ -15,6 +15,7 @@ from punar.plan.bound import bound
 from punar.solvers import solve
 from punar.solvers.milp import candidates
 from tests.solvers.problems import named, small_traces
+from tests.synthetic import chain
 
 pytest.importorskip("highspy")
 
@@ -54,6 +55,18 @@ def test_the_bound_is_below_every_plan(trace: Trace) -> None:
     assume(len(candidates(trace, lineage_of(trace))) <= MOST)
     for peak, time in every_plan(trace):
         assert bound(trace, peak) <= time
+
+
+def test_it_works_after_highs_was_used_with_other_threads() -> None:
+    highspy = pytest.importorskip("highspy")
+    highspy.Highs.resetGlobalScheduler(True)
+    other = highspy.Highs()
+    other.silent()
+    other.setOptionValue("threads", 2)
+    other.addCol(1.0, 0.0, 1.0, 0, [], [])
+    other.run()
+    trace = chain((64, 64, 64))
+    assert solve(trace, simulate(trace, (0,) * len(trace.values)).peak_bytes, "milp").time_ns == trace.plain_time_ns
 
 
 def test_steps_too_large_for_it_are_refused() -> None:

@@ -193,6 +193,10 @@ class _Programme:
         """The least extra time that the programme thinks possible, with ``hold_from``; None where nothing is feasible."""
         self.highs.run()
         status = self.highs.getModelStatus()
+        if status == _highspy().HighsModelStatus.kNotset:  # HiGHS was used with another number of threads in this process
+            self.highs.resetGlobalScheduler(True)
+            self.highs.run()
+            status = self.highs.getModelStatus()
         if status == _infeasible():
             return None
         if status != _optimal():
