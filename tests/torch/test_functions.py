@@ -61,9 +61,7 @@ class Sneaky(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, factory: str) -> Tensor:
         out = getattr(torch, factory)(x.shape)
-        out.numpy()[...] += x.detach().numpy() ** 2 if factory == "zeros" else 0
-        if factory == "empty":
-            out.numpy()[...] = x.detach().numpy() ** 2
+        out.numpy()[...] = x.detach().numpy() ** 2
         ctx.save_for_backward(x, out)
         return out
 
