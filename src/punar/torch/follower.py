@@ -17,7 +17,7 @@ from punar.torch.attributes import note_unpacked
 from punar.torch.meter import Meter, StorageRecord
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, outputs_in
 from punar.torch.random_state import RandomState, generator_of
-from punar.torch.records import Episode, RecordedOp, TensorRef, Value, alias, checksum, version_counter
+from punar.torch.records import Episode, RecordedOp, TensorRef, Value, alias, checksum, overlaps, version_counter
 from punar.torch.replay import ReplayCount, clone_storage, modified, replay, take_slots
 
 _graph_task = torch._C._current_graph_task_id
@@ -129,9 +129,12 @@ class Handle:
 
 
 class DroppedHandle:
-    """What autograd keeps in place of a saved tensor that is dropped. ``counter`` has the tensor's version counter, and no storage."""
+    """What autograd keeps in place of a saved tensor that is dropped. ``counter`` has the tensor's version counter, and no storage.
 
-    __slots__ = ("__weakref__", "attributes", "counter", "episode", "follower", "ref", "version")
+    ``overwritten`` is set where the tensor is written into while it is saved: eager's backward then reads what was written, if it does not raise.
+    """
+
+    __slots__ = ("__weakref__", "attributes", "counter", "episode", "follower", "overwritten", "ref", "version")
 
     def __init__(self, tensor: Tensor, value: Value, follower: Follower) -> None:
         self.follower = follower
@@ -140,6 +143,7 @@ class DroppedHandle:
         self.version = tensor._version
         self.counter = version_counter(tensor)
         self.attributes = dict(tensor.__dict__) or None
+        self.overwritten: Tensor | None = None
         self.episode.handles += 1
         self.episode.saves += 1
 
@@ -153,7 +157,7 @@ class DroppedHandle:
         if self.counter._version != self.version:
             raise modified(self.counter, self.version)
         episode.clock = max(episode.clock, value.rank)
-        base = value.base
+        base = value.base if self.overwritten is None else self.overwritten
         if base is None:
             base = replay(value, episode.clock, self.follower.meter, self.follower.count)
         tensor = self.ref.view(base)
@@ -293,7 +297,11 @@ class Follower:
             hold_if_changed(value, tensor)
         if value is None or value.op is None:
             return Handle(tensor, self.episode)
-        return DroppedHandle(tensor, value, self)
+        handle = DroppedHandle(tensor, value, self)
+        record = self.meter.record_of(tensor)
+        assert record is not None
+        record.dropped.append(weakref.ref(handle))
+        return handle
 
 
 def run_metered(
@@ -318,7 +326,20 @@ def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter) -> None:
         record = meter.record_of(tensor) if type(tensor) in PLAIN_TYPES else None
         if record is not None and record not in seen:
             seen.add(record)
+            keep_overwritten(record, tensor)
             protect(record, meter, is_refill=info.is_refill)
+
+
+def keep_overwritten(record: StorageRecord, written: Tensor) -> None:
+    """Dropped saves that are about to be written into keep the storage after all, as they do in eager.
+
+    Where the write counts, backward raises as eager does. Where it does not, as through ``.data``, backward reads what was written.
+    """
+    for reference in record.dropped:
+        handle = reference()
+        if handle is not None and handle.overwritten is None and overlaps(handle.ref, written):
+            handle.overwritten = alias(written)
+    record.dropped = [reference for reference in record.dropped if reference() is not None]
 
 
 def protect(record: StorageRecord, meter: Meter, *, is_refill: bool) -> None:

@@ -29,10 +29,11 @@ class StorageRecord:
     """What punar knows of one storage; lives on the storage and dies with it.
 
     ``state``: the value that the tape last saw written there. ``writes``: how often an operator overwrote it.
+    ``dropped``: dropped saves that read it.
     ``observer``/``number``: the tracer's name for it.
     """
 
-    __slots__ = ("__weakref__", "is_created", "meter", "nbytes", "number", "observer", "state", "writes")
+    __slots__ = ("__weakref__", "dropped", "is_created", "meter", "nbytes", "number", "observer", "state", "writes")
 
     def __init__(self, meter: Meter, nbytes: int, is_created: bool) -> None:
         self.meter = meter
@@ -40,6 +41,7 @@ class StorageRecord:
         self.is_created = is_created
         self.writes = 0
         self.state: weakref.ref[Value] | None = None
+        self.dropped: list[weakref.ref[Any]] = []
         self.observer: StorageObserver | None = None
         self.number = -1
 

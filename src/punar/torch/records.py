@@ -62,13 +62,12 @@ class Value:
         self.versions = (base._version, base._version + 1) if is_just_written else (base._version,)
 
 
-class TensorRef:
+class Geometry:
     """How a tensor reads a storage: enough to make an equal tensor on an equal storage."""
 
-    __slots__ = ("dtype", "is_conj", "is_neg", "offset", "size", "stride", "value")
+    __slots__ = ("dtype", "is_conj", "is_neg", "offset", "size", "stride")
 
-    def __init__(self, tensor: Tensor, value: Value) -> None:
-        self.value = value
+    def __init__(self, tensor: Tensor) -> None:
         self.size = tensor.size()
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
@@ -98,6 +97,16 @@ class TensorRef:
             and base.is_neg() == self.is_neg
             and (base.is_conj() if self.dtype.is_complex else False) == self.is_conj
         )
+
+
+class TensorRef(Geometry):
+    """A tensor as the reading of a value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, tensor: Tensor, value: Value) -> None:
+        super().__init__(tensor)
+        self.value = value
 
 
 class Slot:
@@ -211,3 +220,14 @@ def checksum(tensor: Tensor) -> int:
         whole = flat.numel() // 8 * 8
         head = int(flat[:whole].view(torch.int64).sum()) if whole else 0
         return head * 257 + int(flat[whole:].sum(dtype=torch.int64))
+
+
+def overlaps(ref: Geometry, written: Tensor) -> bool:
+    """Whether two readings of one storage share an element; in doubt they do."""
+    count = written.untyped_storage().nbytes() // written.element_size()
+    if ref.dtype.itemsize != written.element_size() or written.numel() == count:
+        return True
+    with _disabled(), torch.no_grad():
+        places = torch.zeros(count, dtype=torch.bool)
+        places.as_strided(written.size(), written.stride(), written.storage_offset()).fill_(True)
+        return bool(places.as_strided(ref.size, ref.stride, ref.offset).any())

@@ -20,7 +20,7 @@ from punar.torch.meter import Meter, StorageRecord
 from punar.torch.modules import ModulePaths
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, in_backward, operator_info, outputs_in, signature_of, tensors_in
 from punar.torch.random_state import generator_of
-from punar.torch.records import Episode, alias, checksum
+from punar.torch.records import Episode, Geometry, alias, checksum, overlaps
 from punar.torch.scratch import ScratchProbe
 
 _GONE = 6
@@ -92,6 +92,7 @@ class Tracer:
         self.found: set[int] = set()
         self.optimizer_bytes = 0
         self.freed_between: set[int] = set()
+        self.saved_on: dict[int, list[weakref.ref[TracedHandle]]] = {}
         self.lent: list[Loan] = []
         self.tainted: set[int] = set()
         self.made_in_backward: list[weakref.ref[StorageRecord]] = []
@@ -208,6 +209,7 @@ class Tracer:
             storage = self.adopt(record, is_source=True)
             if info.is_refill:
                 self.freed_between.add(storage)
+            self.taint_overwritten_saves(storage, tensor)
             if storage in self.blank and not _fills(info, tensor, record):
                 self.rows[number]["is_replayable"] = False  # the rest may be filled by what is not seen
             self.blank.discard(storage)
@@ -276,6 +278,12 @@ class Tracer:
         self.tainted.add(self.builder.values[self.current[storage]].producer)
         self.add_value(storage, -1)
 
+    def taint_overwritten_saves(self, storage: int, written: Tensor) -> None:
+        """Backward will read what is written into saved tensors, if it does not raise: these are not for dropping."""
+        for handle in (reference() for reference in self.saved_on.get(storage, ())):
+            if handle is not None and overlaps(Geometry(handle.tensor), written):
+                self.tainted.add(self.builder.values[self.builder.saves[handle.number].value].producer)
+
     # -- lifetimes ---------------------------------------------------------------------------------------------------------
 
     def track(self, tensor: Tensor) -> None:
@@ -308,6 +316,7 @@ class Tracer:
         if value >= 0:
             self.builder.add_save(value)
             handle.tracer, handle.number = self, len(self.builder.saves) - 1
+            self.saved_on.setdefault(self.builder.values[value].storage, []).append(weakref.ref(handle))
             self.note(EventKind.SAVE, handle.number)
 
     def lend(self, number: int, tensor: Tensor) -> None:
