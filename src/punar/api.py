@@ -15,9 +15,9 @@ import torch
 from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
 from punar.ir import Trace
 from punar.plan import Plan, make_plan, simulate
-from punar.plan.plan import read_text
+from punar.plan.plan import read_text, write_text
 from punar.reporting.report import Report
-from punar.solvers import least
+from punar.solvers import find, least
 from punar.solvers import solve as solve_trace
 from punar.torch.follower import Script
 from punar.torch.session import Session, StepStats
@@ -40,8 +40,8 @@ class Remat:
     Args:
         budget: bytes of device memory for the whole step (parameters, gradients, optimizer state where it was seen, activations,
             temporaries), as an int or a text such as ``"6 GiB"``; a float in (0, 1]: that share of the peak of the plain step's own
-            allocations; ``"min"``: the least that any plan reaches; ``"auto"``: what the device has free, less a tenth; None: only
-            measure.
+            allocations, of the largest step so far where shapes vary; ``"min"``: the least that a plan of about one extra forward pass
+            reaches; ``"auto"``: what the device has free, less a tenth; None: only measure.
         plan: obey this plan from the first step on, instead of making one.
         solver: who makes the plan; see ``docs/planning.md``.
 
@@ -68,6 +68,7 @@ class Remat:
         self.budget = check_budget(budget)
         self.solver = solver
         self.stats: list[StepStats] = []
+        self._promised_bytes = 0
         self._session = Session(self._make_plan)
         if plan is not None:
             self._session.fixed = Script(plan)
@@ -95,10 +96,12 @@ class Remat:
         return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan)
 
     def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
-        plan = plan_for(trace, self.budget, self.solver, extra_bytes)
+        plan = plan_for(trace, self._budget_for(trace, extra_bytes), self.solver, extra_bytes)
+        if isinstance(self.budget, float):
+            self._promised_bytes = max(self._promised_bytes, plan.budget_bytes)
         if outside_peak_bytes <= plan.peak_bytes:
             return plan
-        if self.budget not in (None, "min", "auto") and outside_peak_bytes > plan.budget_bytes:
+        if isinstance(self.budget, int) and outside_peak_bytes > plan.budget_bytes:
             raise InfeasibleBudget(
                 f"asked for a step within {format_bytes(plan.budget_bytes)}, found {format_bytes(outside_peak_bytes)} in use inside the `with` block but "
                 "outside of forward and backward: an optimizer step (or evaluation) sets the peak, not activations, and recomputation cannot lower it. "
@@ -106,7 +109,19 @@ class Remat:
                 budget_bytes=plan.budget_bytes,
                 least_bytes=outside_peak_bytes,
             )
-        return replace(plan, peak_bytes=outside_peak_bytes)
+        return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
+
+    def _budget_for(self, trace: Trace, extra_bytes: int) -> Budget:
+        """The budget for a step of this shape: a share of a small step is no less than what a larger one was given in bytes."""
+        if not isinstance(self.budget, float):
+            return self.budget
+        own = budget_in_bytes(trace, self.budget, simulate(trace, (0,) * len(trace.values)).peak_bytes, extra_bytes)
+        return max(own, self._promised_bytes)
+
+
+def describe_type(item: object) -> str:
+    """Names what was given instead of what was asked for."""
+    return f"something of type {type(item).__name__}"
 
 
 def check_budget(budget: Budget) -> Budget:
@@ -132,6 +147,7 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
 
     ``extra_bytes`` are resident now beyond those of the trace: they come off the budget.
     """
+    find(solver)  # an unknown name is an error also where none is needed
     if budget == "min":
         return moved(least(trace), extra_bytes)
     plain = simulate(trace, (0,) * len(trace.values))
@@ -203,8 +219,12 @@ class Profile:
     trace: Trace
 
     def save(self, path: str | Path) -> None:
-        """Writes the profile to a file, as JSON."""
-        Path(path).write_text(self.trace.to_json(), encoding="utf-8")
+        """Writes the profile to a file, as JSON.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        write_text(path, self.trace.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -225,6 +245,8 @@ def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:
     Raises:
         UsageError: the loss is no scalar tensor, or nothing requires a gradient.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"asked to profile a model, found {describe_type(model)}; give a torch.nn.Module")
     with restored(model) as before:
         run_step(model, batch, loss_fn)
         before.restore(model)
@@ -243,6 +265,10 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
         BudgetError: the budget is no budget, or more than the device has.
         InfeasibleBudget: no known plan fits; names the least budget and what holds it.
     """
+    if not isinstance(profile, Profile):
+        raise UsageError(
+            f"asked to solve for a step, found {describe_type(profile)}; give what punar.profile or punar.Profile.load returned"
+        )
     return plan_for(profile.trace, check_budget(budget), solver)
 
 

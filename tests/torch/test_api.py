@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -236,3 +237,54 @@ def test_the_report_is_a_text(x: torch.Tensor) -> None:
         with remat:
             loss_fn(model, x).backward()
     assert "min" in str(remat.report())
+
+
+def test_a_share_holds_for_smaller_steps_too() -> None:
+    model = make_blocks()
+    remat = punar.Remat(budget=0.8)
+    for rows in (256, 256, 256, 16, 16):
+        model.zero_grad()
+        with remat:
+            loss_fn(model, torch.randn(rows, 32)).backward()
+    assert remat.plan.budget_bytes == remat.stats[2].plan.budget_bytes
+    assert remat.stats[-1].measured_peak_bytes <= remat.plan.peak_bytes
+
+
+def test_what_a_failed_step_leaves_is_no_part_of_the_next_plan() -> None:
+    def peaks(is_failing: bool) -> tuple[int, int]:
+        torch.manual_seed(0)
+        model, remat, batch = make_blocks(), punar.Remat(budget=0.7), torch.randn(256, 32)
+        for step in range(4):
+            model.zero_grad()
+            with contextlib.suppress(KeyError), remat:
+                loss = loss_fn(model, batch)
+                if is_failing and step == 0:
+                    raise KeyError
+                loss.backward()
+        return remat.plan.plain_peak_bytes, remat.stats[-1].measured_peak_bytes
+
+    assert peaks(is_failing=True)[0] == peaks(is_failing=False)[0]
+
+
+@pytest.mark.parametrize("budget", ["min", 1.0])
+def test_an_optimizer_inside_the_block_is_not_held_against_a_relative_budget(budget, x: torch.Tensor) -> None:
+    model = make_blocks()
+    remat = punar.Remat(budget=budget)
+    run_with_optimizer(remat, model, torch.optim.Adam(model.parameters()), x)
+    assert remat.stats[-1].measured_peak_bytes <= remat.plan.budget_bytes * 1.01
+
+
+def test_wrong_things_in_the_place_of_right_ones(x: torch.Tensor, tmp_path: Path) -> None:
+    profile = punar.profile(make_blocks(1), x, loss_fn)
+    with pytest.raises(UsageError, match=r"give what punar\.profile"):
+        punar.solve("trace.json", budget=0.5)
+    with pytest.raises(UsageError, match=r"give a torch\.nn\.Module"):
+        punar.profile(len, x, loss_fn)
+    with pytest.raises(punar.PunarError, match="foo"):
+        punar.solve(profile, budget="min", solver="foo")
+    with pytest.raises(punar.PlanError, match="asked to write"):
+        profile.save(tmp_path / "absent" / "profile.json")
+    with pytest.raises(punar.PlanError, match="asked to write"):
+        punar.solve(profile, budget="min").save(tmp_path / "absent" / "plan.json")
+    with pytest.raises(UsageError, match="that was not entered"):
+        punar.Remat().__exit__(None, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ class Plan:
     replayed_ops: int
     resident_bytes: int
     bound_ns: int
-    hold_from: tuple[int, ...]
-    skeleton: Skeleton
+    hold_from: tuple[int, ...] = field(repr=False)
+    skeleton: Skeleton = field(repr=False)
 
     @property
     def step_time_ns(self) -> int:
@@ -98,8 +98,12 @@ class Plan:
             raise PlanError(f"the plan is damaged: {type(error).__name__}: {error}; solve for it again") from error
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Writes the plan to a file.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -109,6 +113,14 @@ class Plan:
             PlanError: the file cannot be read or holds no plan of ours.
         """
         return cls.from_json(read_text(path))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a text file of ours, with an error of ours where that fails."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"asked to write {path}, which failed: {error}; give a path that can be written") from error
 
 
 def read_text(path: str | Path) -> str:

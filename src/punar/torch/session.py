@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from punar.errors import NestedRemat
+from punar.errors import NestedRemat, UsageError
 from punar.ir import Trace
 from punar.plan import Plan, simulate
 from punar.torch import attributes
@@ -131,7 +131,7 @@ class Session(TorchDispatchMode):
         self.calling: Waiting | Tracer | Follower | None = None
         self.is_traced = False
         self.is_plan_followed = False
-        self.is_forgetful = False
+        self.is_forgetful = self.has_failed = False
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
         self.traced_peak_bytes = 0
@@ -149,6 +149,8 @@ class Session(TorchDispatchMode):
 
     def see_outside(self) -> None:
         """An operator ran that is part of no forward or backward pass."""
+        if self.has_failed:
+            return  # what a failed step left alive will go
         self.outside_peak_bytes = max(self.outside_peak_bytes, self.meter.resident_with(self.meter.live, self.source_bytes()))
 
     def source_bytes(self) -> int:
@@ -185,8 +187,13 @@ class Session(TorchDispatchMode):
         _local.session, active.owner = self, self.owner
 
     def stop(self, *, is_failed: bool) -> StepStats:
-        """Ends a block and says what it did."""
-        assert self.stack is not None
+        """Ends a block and says what it did.
+
+        Raises:
+            UsageError: no block has begun.
+        """
+        if self.stack is None:
+            raise UsageError("asked to leave a Remat that was not entered; use it as `with remat:`")
         _local.session = active.owner = None
         stack, self.stack = self.stack, None
         stack.close()
@@ -194,6 +201,7 @@ class Session(TorchDispatchMode):
         self.leave_episode()
         if is_failed:
             self.abandon()
+            self.has_failed = True
         elif self.pending is not None:
             self.pending.pause()
             if self.pending.episode.handles == 0:
@@ -317,11 +325,15 @@ class Session(TorchDispatchMode):
             self.plan = script.plan
             if script.trace is not None:
                 self.traced_source_bytes = int(script.trace.meta["source_bytes"])
+            self.has_failed = False
             self.phase = follower = Follower(episode, script, self.meter, self.count)
             return follower
         self.set_device(tensors_in((*args, *kwargs.values())))
         carried_bytes = max(0, live_before - key[1])
         self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
+        if self.has_failed:
+            tracer.forget_leftovers(max(0, carried_bytes - (self.optimizer_bytes - self.optimizer_outside_bytes)))
+            self.has_failed = False
         self.pending_key = key
         self.pending_optimizer_bytes = self.optimizer_bytes
         tracer.optimizer_bytes = self.optimizer_outside_bytes

@@ -115,6 +115,11 @@ class Tracer:
         if self.is_open:
             self.raw.append((kind, number))
 
+    def forget_leftovers(self, nbytes: int) -> None:
+        """A step that failed left so much alive, its graph for example: it is there once more and no part of later steps."""
+        self.resident_before -= nbytes
+        self.carried_before -= min(nbytes, self.carried_before)
+
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
