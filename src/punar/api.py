@@ -93,7 +93,8 @@ class Remat:
 
     def report(self) -> Report:
         """What was planned and what was measured; ``str()`` of it is a text."""
-        return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan)
+        is_given = self._session.fixed is not None
+        return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
 
     def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
         plan = plan_for(trace, self._budget_for(trace, extra_bytes), self.solver, extra_bytes)

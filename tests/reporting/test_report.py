@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
@@ -22,37 +22,39 @@ class Step:
     recomputed_bytes: int = 0
     replayed_operators: int = 0
     is_traced: bool = False
+    predicted_peak_bytes: int | None = None
+    plan: Plan | None = None
+
+
+PLAN = Plan(
+    fingerprint="f" * 32,
+    solver="greedy",
+    budget_bytes=320 * MIB,
+    peak_bytes=312 * MIB,
+    plain_peak_bytes=900 * MIB,
+    time_ns=5_500_000,
+    plain_time_ns=5_000_000,
+    kept_bytes=92 * MIB,
+    recomputed_bytes=84 * MIB,
+    replayed_ops=9,
+    resident_bytes=100 * MIB,
+    bound_ns=5_200_000,
+    gap_ns=400_000,
+    hold_from=(0,),
+    skeleton=Skeleton(**{field.name: "" if field.name == "signature" else () for field in fields(Skeleton)}),  # type: ignore[arg-type]
+)
 
 
 STEPS = (
     Step(measured_peak_bytes=900 * MIB, time_ns=9_000_000, is_traced=True),
-    Step(measured_peak_bytes=310 * MIB, time_ns=5_000_000, kept_bytes=90 * MIB, recomputed_bytes=80 * MIB, replayed_operators=7),
-    Step(measured_peak_bytes=300 * MIB, time_ns=4_000_000, kept_bytes=91 * MIB, recomputed_bytes=82 * MIB, replayed_operators=8),
-    Step(measured_peak_bytes=305 * MIB, time_ns=6_000_000, kept_bytes=92 * MIB, recomputed_bytes=84 * MIB, replayed_operators=9),
+    Step(measured_peak_bytes=310 * MIB, time_ns=5_000_000, kept_bytes=90 * MIB, recomputed_bytes=80 * MIB, replayed_operators=7, plan=PLAN),
+    Step(measured_peak_bytes=300 * MIB, time_ns=4_000_000, kept_bytes=91 * MIB, recomputed_bytes=82 * MIB, replayed_operators=8, plan=PLAN),
+    Step(measured_peak_bytes=305 * MIB, time_ns=6_000_000, kept_bytes=92 * MIB, recomputed_bytes=84 * MIB, replayed_operators=9, plan=PLAN),
 )
 
 
-def make_plan() -> Plan:
-    return Plan(
-        fingerprint="f" * 32,
-        solver="greedy",
-        budget_bytes=320 * MIB,
-        peak_bytes=312 * MIB,
-        plain_peak_bytes=900 * MIB,
-        time_ns=5_500_000,
-        plain_time_ns=5_000_000,
-        kept_bytes=92 * MIB,
-        recomputed_bytes=84 * MIB,
-        replayed_ops=9,
-        resident_bytes=100 * MIB,
-        bound_ns=5_200_000,
-        hold_from=(0,),
-        skeleton=Skeleton(**{field.name: "" if field.name == "signature" else () for field in fields(Skeleton)}),  # type: ignore[arg-type]
-    )
-
-
-def make_report() -> Report:
-    return Report.of_steps(STEPS, device="cpu", budget=0.3, plan=make_plan())
+def make_report(*, budget: object = 0.3, steps: tuple[Step, ...] = STEPS) -> Report:
+    return Report.of_steps(steps, device="cpu", budget=budget, plan=PLAN)
 
 
 def test_measured_is_highest_peak_median_time_and_last_counts() -> None:
@@ -70,7 +72,7 @@ def test_measured_is_highest_peak_median_time_and_last_counts() -> None:
     [
         "punar report, device cpu, budget 0.3 = 320.0 MiB of the whole step, solver greedy",
         "peak, whole step    312.0 MiB  310.0 MiB",
-        "time of a step        5.50 ms    5.00 ms",
+        "time of a step        5.90 ms    5.00 ms",
         "extra time              10.0%          -",
         "operators replayed          9          9",
         "measured: highest peak and median time of 3 steps",
@@ -87,11 +89,6 @@ def test_report_before_any_step() -> None:
     assert text == "punar report, device cpu, budget min\nno step has finished yet"
 
 
-def test_report_without_a_plan_shows_what_was_measured() -> None:
-    text = str(Report.of_steps(STEPS[1:], device="cpu", budget=None, plan=None))
-    assert "peak, whole step            -  310.0 MiB" in text.splitlines()
-
-
 def test_dict_is_json() -> None:
     body = json.loads(json.dumps(make_report().to_dict()))
     assert body["plan"]["peak_bytes"] == 312 * MIB
@@ -106,3 +103,37 @@ def test_nothing_measured_is_none() -> None:
 @pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
 def test_count(number: int, text: str) -> None:
     assert count(number, "step") == text
+
+
+def test_steps_under_other_plans_are_not_mixed_in() -> None:
+    """A short batch's plan predicts nothing of a long one."""
+    short = replace(PLAN, fingerprint="0" * 32, peak_bytes=130 * MIB)
+    other = Step(measured_peak_bytes=125 * MIB, time_ns=1_000, plan=short, predicted_peak_bytes=130 * MIB)
+    report = make_report(steps=(other, *STEPS))
+    assert report.obeyed is not None
+    assert report.others is not None
+    assert (report.obeyed.steps, report.others.steps) == (3, 1)
+    assert "1 step under other plans, of other shapes or times: highest peak 125.0 MiB measured, 130.0 MiB predicted" in str(report)
+
+
+def test_the_plan_shown_is_the_one_obeyed() -> None:
+    """A plan made anew after the last step has been measured by none."""
+    newest = replace(PLAN, peak_bytes=100 * MIB)
+    report = Report.of_steps(STEPS, device="cpu", budget=0.3, plan=newest)
+    assert report.plan == PLAN
+
+
+def test_times_learned_anew_do_not_make_another_plan() -> None:
+    learned = replace(PLAN, time_ns=6_000_000, plain_time_ns=5_200_000)
+    report = make_report(steps=(*STEPS[:2], replace(STEPS[2], plan=learned)))
+    assert report.obeyed is not None
+    assert report.obeyed.steps == 2
+    assert report.others is None
+
+
+def test_a_plan_that_no_step_was_made_for_is_told() -> None:
+    report = Report.of_steps((Step(measured_peak_bytes=9 * MIB, time_ns=1),), device="cpu", budget=None, plan=PLAN, is_plan_given=True)
+    assert report.obeyed is None
+    text = str(report)
+    assert text.startswith("punar report, device cpu, budget of the plan = 320.0 MiB")
+    assert "1 step without a plan made for it: nothing was recomputed, highest peak 9.0 MiB measured" in text

@@ -142,18 +142,19 @@ def _plain_row(plain: Run, others: Sequence[Run]) -> Row:
 
 
 def _row(run: Run, plain: Run) -> Row:
-    plan, stats = run.remat.plan, list(run.remat.stats)
-    obeyed = [step for step in stats if not step.is_traced] or stats
-    measured = max(step.measured_peak_bytes for step in obeyed)
+    """``plan`` is the one obeyed last: one made by the last step's times has not been tried."""
+    report = run.remat.report()
+    plan, seen = report.plan, report.obeyed or report.traced
+    assert seen is not None
     return Row(
         budget=run.label,
-        budget_bytes=measured if plan is None else plan.budget_bytes,
-        predicted_peak_bytes=measured if plan is None else plan.peak_bytes,
-        measured_peak_bytes=measured,
+        budget_bytes=seen.peak_bytes if plan is None else plan.budget_bytes,
+        predicted_peak_bytes=seen.peak_bytes if plan is None else plan.peak_bytes,
+        measured_peak_bytes=seen.peak_bytes,
         time_ratio=_time_ratio(run, plain),
-        kept_bytes=obeyed[-1].kept_bytes,
-        recomputed_bytes=obeyed[-1].recomputed_bytes,
-        replayed_operators=obeyed[-1].replayed_operators,
+        kept_bytes=seen.kept_bytes,
+        recomputed_bytes=seen.recomputed_bytes,
+        replayed_operators=seen.replayed_operators,
         loss=run.losses[-1],
         identical=is_same_run(run, plain),
     )

@@ -16,8 +16,8 @@ from punar.plan.simulate import simulate
 FORMAT = "punar-plan"
 VERSION = 1
 
-WATCH_NS = 12_000
-"""What a tape that sees an operator adds to it, on two cores of 2023; see ``benchmarks/overhead.py``."""
+_WATCH_NS = 15_000
+"""What a step takes beside its operators, for each of them, until it has been measured; see ``benchmarks/overhead.py``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ class Plan:
         time_ns, plain_time_ns: predicted time with and without the plan.
         kept_bytes, recomputed_bytes, replayed_ops: what the simulator counts (see ``Simulation``).
         bound_ns: a proved lower bound on the time of any plan at this budget, or 0 where none was computed.
+        gap_ns: what the step takes beside its operators and replays: the model's Python code, autograd, and seeing each operator.
         hold_from: for each value of the trace, from which demand on it is held (see the NOTE in ``simulate``).
     """
 
@@ -66,13 +67,14 @@ class Plan:
     replayed_ops: int
     resident_bytes: int
     bound_ns: int
+    gap_ns: int
     hold_from: tuple[int, ...] = field(repr=False)
     skeleton: Skeleton = field(repr=False)
 
     @property
     def step_time_ns(self) -> int:
-        """Predicted time of the step as it runs: with what seeing each of its operators costs, whatever the plan."""
-        return self.time_ns + WATCH_NS * (len(self.skeleton.names) + len(self.skeleton.backward))
+        """Predicted time of the step as it runs, with what it takes beside its operators whatever the plan."""
+        return self.time_ns + self.gap_ns
 
     @property
     def overhead(self) -> float:
@@ -169,9 +171,15 @@ def make_plan(trace: Trace, hold_from: Sequence[int], *, solver: str, budget_byt
         replayed_ops=judged.replayed_ops,
         resident_bytes=trace.resident_bytes,
         bound_ns=bound_ns,
+        gap_ns=gap_ns_of(trace),
         hold_from=closed,
         skeleton=_skeleton(trace, closed),
     )
+
+
+def gap_ns_of(trace: Trace) -> int:
+    """What a traced step takes beside its operators: as it was measured, else by a rule of thumb."""
+    return int(trace.meta.get("gap_ns", _WATCH_NS * len(trace.ops)))
 
 
 def _skeleton(trace: Trace, hold_from: tuple[int, ...]) -> Skeleton:

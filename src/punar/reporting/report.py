@@ -18,6 +18,8 @@ class StepLike(Protocol):
     @property
     def measured_peak_bytes(self) -> int: ...
     @property
+    def predicted_peak_bytes(self) -> int | None: ...
+    @property
     def time_ns(self) -> int: ...
     @property
     def kept_bytes(self) -> int: ...
@@ -27,14 +29,20 @@ class StepLike(Protocol):
     def replayed_operators(self) -> int: ...
     @property
     def is_traced(self) -> bool: ...
+    @property
+    def plan(self) -> Plan | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Several steps in one line: the highest peak, the median time, and the last step's bytes and operators."""
+    """Several steps in one line: the highest peaks, the median time, and the last step's bytes and operators.
+
+    ``predicted_peak_bytes`` is None where none of them obeyed a plan.
+    """
 
     steps: int
     peak_bytes: int
+    predicted_peak_bytes: int | None
     time_ns: int
     kept_bytes: int
     recomputed_bytes: int
@@ -47,10 +55,12 @@ class Report:
 
     Attributes:
         device: where the step ran.
-        budget: as the user gave it.
-        plan: the plan in force, or None where there is none (yet).
+        budget: as the user gave it, or ``"of the plan"``.
+        plan: the plan that was obeyed last, else the one in force; None where there is none (yet).
         traced: the steps that recorded a trace, or None where there was none.
-        obeyed: the steps that followed a plan (or only measured, where the budget is None), or None.
+        obeyed: the steps that followed ``plan`` (or only measured, where the budget is None), or None.
+        others: the steps that followed other plans, made for other shapes for example, or None.
+        ignored: the steps for which the plan that was given was not made, or None.
     """
 
     device: str
@@ -58,17 +68,23 @@ class Report:
     plan: Plan | None
     traced: Measured | None
     obeyed: Measured | None
+    others: Measured | None = None
+    ignored: Measured | None = None
 
     @classmethod
-    def of_steps(cls, steps: Iterable[StepLike], *, device: str, budget: object, plan: Plan | None) -> Report:
-        """Sums up the steps of a ``Remat``."""
+    def of_steps(cls, steps: Iterable[StepLike], *, device: str, budget: object, plan: Plan | None, is_plan_given: bool = False) -> Report:
+        """Sums up the steps of a ``Remat``. ``plan``: the one in force."""
         rows = tuple(steps)
+        followed = [step for step in rows if step.plan is not None]
+        shown = followed[-1].plan if followed else plan
         return cls(
             device=device,
-            budget=str(budget),
-            plan=plan,
+            budget="of the plan" if is_plan_given else str(budget),
+            plan=shown,
             traced=measure([step for step in rows if step.is_traced]),
-            obeyed=measure([step for step in rows if not step.is_traced]),
+            obeyed=measure([step for step in followed if is_same(step.plan, shown)]),
+            others=measure([step for step in followed if not is_same(step.plan, shown)]),
+            ignored=measure([step for step in rows if step.plan is None and not step.is_traced]),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,11 +96,13 @@ class Report:
             "plan": None if plan is None else _plan_fields(plan),
             "traced": None if self.traced is None else asdict(self.traced),
             "obeyed": None if self.obeyed is None else asdict(self.obeyed),
+            "others": None if self.others is None else asdict(self.others),
+            "ignored": None if self.ignored is None else asdict(self.ignored),
         }
 
     def __str__(self) -> str:
         lines = [f"punar report, device {self.device}, budget {self._budget_text()}"]
-        if self.plan is None and self.obeyed is None and self.traced is None:
+        if self.obeyed is None and self.traced is None and self.ignored is None:
             return lines[0] + "\nno step has finished yet"
         lines.append(format_columns(("", "predicted", "measured"), self._rows(), left=1))
         lines.extend(self._notes())
@@ -100,7 +118,7 @@ class Report:
         return [
             ("peak, whole step", format_bytes(plan.peak_bytes) if plan else "-", format_bytes(seen.peak_bytes) if seen else "-"),
             ("peak, plain step", format_bytes(plan.plain_peak_bytes) if plan else "-", "-"),
-            ("time of a step", format_seconds(plan.time_ns) if plan else "-", format_seconds(seen.time_ns) if seen else "-"),
+            ("time of a step", format_seconds(plan.step_time_ns) if plan else "-", format_seconds(seen.time_ns) if seen else "-"),
             ("time, plain step", format_seconds(plan.plain_time_ns) if plan else "-", "-"),
             ("extra time", f"{plan.overhead:.1%}" if plan else "-", "-"),
             ("kept for backward", format_bytes(plan.kept_bytes) if plan else "-", format_bytes(seen.kept_bytes) if seen else "-"),
@@ -112,6 +130,17 @@ class Report:
         notes = []
         if self.obeyed:
             notes.append(f"measured: highest peak and median time of {count(self.obeyed.steps, 'step')}")
+        if self.others:
+            promised = "" if self.others.predicted_peak_bytes is None else f", {format_bytes(self.others.predicted_peak_bytes)} predicted"
+            steps = count(self.others.steps, "step")
+            notes.append(
+                f"{steps} under other plans, of other shapes or times: highest peak {format_bytes(self.others.peak_bytes)} measured{promised}"
+            )
+        if self.ignored:
+            peak = format_bytes(self.ignored.peak_bytes)
+            notes.append(
+                f"{count(self.ignored.steps, 'step')} without a plan made for it: nothing was recomputed, highest peak {peak} measured"
+            )
         if self.traced:
             notes.append(f"traced: {count(self.traced.steps, 'step')}, median {format_seconds(self.traced.time_ns)}, not counted above")
         if self.plan and self.plan.bound_ns:
@@ -126,11 +155,19 @@ def measure(steps: Sequence[StepLike]) -> Measured | None:
     return Measured(
         steps=len(steps),
         peak_bytes=max(step.measured_peak_bytes for step in steps),
+        predicted_peak_bytes=max((step.predicted_peak_bytes for step in steps if step.predicted_peak_bytes is not None), default=None),
         time_ns=int(median(step.time_ns for step in steps)),
         kept_bytes=steps[-1].kept_bytes,
         recomputed_bytes=steps[-1].recomputed_bytes,
         replayed_operators=steps[-1].replayed_operators,
     )
+
+
+def is_same(plan: Plan | None, other: Plan | None) -> bool:
+    """Whether two plans do the same to the same step at the same budget; their times may have been learned anew."""
+    if plan is None or other is None:
+        return plan is other
+    return all(getattr(plan, name) == getattr(other, name) for name in ("budget_bytes", "peak_bytes", "hold_from", "fingerprint"))
 
 
 def count(number: int, noun: str) -> str:
@@ -140,4 +177,6 @@ def count(number: int, noun: str) -> str:
 
 def _plan_fields(plan: Plan) -> dict[str, Any]:
     names = ("fingerprint", "solver", "budget_bytes", "peak_bytes", "plain_peak_bytes", "time_ns", "plain_time_ns", "kept_bytes")
-    return {name: getattr(plan, name) for name in (*names, "recomputed_bytes", "replayed_ops", "resident_bytes", "bound_ns")}
+    return {
+        name: getattr(plan, name) for name in (*names, "recomputed_bytes", "replayed_ops", "resident_bytes", "bound_ns", "step_time_ns")
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from punar.ir import Op, Trace
-from punar.plan import Plan
+from punar.plan import Plan, simulate
 from punar.torch.attributes import note_unpacked
 from punar.torch.meter import Meter, StorageRecord
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, outputs_in
@@ -27,8 +29,14 @@ _LOOK_AHEAD = 512
 
 _BACKWARD_LOOK_AHEAD = 16
 
-_TIMED_PASSES = 3
-"""Passes that time every operator anew: while a step is traced, it runs cold and beside a profiler."""
+_TIMED_FIRST = 3
+"""So many passes time every operator anew, since a traced step runs cold and beside a profiler; later ones do twice as far apart each time."""
+
+_REMEMBERED = 9
+"""Times that are remembered of an operator."""
+
+_FEWEST_REPLAYED = 10
+"""A step that replays fewer operators tells nothing about what replaying one costs."""
 
 
 class Row:
@@ -46,13 +54,13 @@ class Row:
         self.is_simple = not is_recorded and self.info is not None and not self.info.can_write
         self.holds = holds
         self.peak_bytes = peak_bytes
-        self.times: list[int] = []
+        self.times: deque[int] = deque(maxlen=_REMEMBERED)
 
-    def timed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def timed(self, now_ns: Callable[[], int], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the operator and writes down how long it took."""
-        start = time.perf_counter_ns()
+        start = now_ns()
         out = func(*args, **kwargs)
-        self.times.append(time.perf_counter_ns() - start)
+        self.times.append(now_ns() - start)
         return out
 
 
@@ -72,16 +80,19 @@ _END = Row("", True, False, (), 0)
 class Script:
     """A plan in the form in which it is followed, operator by operator.
 
-    ``trace``, ``optimizer_bytes``: what it was made from, to make it anew where the resident bytes change. ``is_retraced``: steps
-    take a path of their own each time, so that tracing them again would not help. ``untimed_passes``: how many more passes will be timed.
+    ``trace``: what it was made from, to make it anew where the resident bytes change; ``extra_bytes``: resident beyond those of the trace.
+    ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help. ``passes``: how often it was followed
+    without a mismatch. ``gaps_ns``: what timed passes took beside their operators and replays; ``replays_ns``: what their replays took.
     """
 
-    def __init__(self, plan: Plan, *, trace: Trace | None = None, optimizer_bytes: int = 0, is_retraced: bool = False) -> None:
+    def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
         self.plan = plan
         self.trace = trace
-        self.optimizer_bytes = optimizer_bytes
+        self.extra_bytes = extra_bytes
         self.is_retraced = is_retraced
-        self.untimed_passes = _TIMED_PASSES if trace is not None else 0
+        self.passes = 0
+        self.gaps_ns: deque[int] = deque(maxlen=_REMEMBERED)
+        self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
         bones = plan.skeleton
         columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
         self.rows = [Row(*row) for row in zip(*columns, strict=True)]
@@ -89,8 +100,38 @@ class Script:
         self.backward_rows = [Row(name, True, False, (), peak_bytes) for name, peak_bytes in bones.backward]
         self.is_plain = not any(bones.is_recorded)
 
+    def replanned(self, plan: Plan, extra_bytes: int) -> Script:
+        """Another plan for the same trace, beside so many more resident bytes."""
+        script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
+        script.passes = self.passes
+        return script
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the next pass is to be timed: the first few are, and later ones at each doubling of their number."""
+        passes = self.passes + 1
+        return self.trace is not None and (passes <= _TIMED_FIRST or passes & (passes - 1) == 0)
+
+    def learn(self, wall_ns: int, replay_ns: int) -> None:
+        """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that."""
+        operators = sum(row.times[-1] for row in (*self.rows, *self.backward_rows) if row.times)
+        self.gaps_ns.append(max(0, wall_ns - replay_ns - operators))
+        self.replays_ns.append(replay_ns)
+
+    def retimed_trace(self) -> Trace:
+        """The trace with the times of the timed passes; what replays and the rest of the step cost besides operators is learned from them too."""
+        assert self.trace is not None
+        ops = self.retimed_ops()
+        meta = {**self.trace.meta, "gap_ns": str(int(median(self.gaps_ns)))}
+        trace = replace(self.trace, ops=ops, meta=meta, overhead_ns=0)
+        seen = simulate(trace, self.plan.hold_from, is_closed=True)
+        if seen.replayed_ops < _FEWEST_REPLAYED:
+            return replace(trace, overhead_ns=self.trace.overhead_ns)
+        overhead_ns = (int(median(self.replays_ns)) - (seen.time_ns - trace.plain_time_ns)) // seen.replayed_ops
+        return replace(trace, overhead_ns=max(0, overhead_ns))
+
     def retimed_ops(self) -> tuple[Op, ...]:
-        """The trace's operators with the times of the timed passes: for each the median over all calls with its signature."""
+        """The trace's operators, each with the median time of all calls with its signature."""
         assert self.trace is not None
         rows = {op.id: row for op, row in zip(self.trace.forward_ops, self.rows, strict=False)}
         rows |= {op.id: row for op, row in zip((op for op in self.trace.ops if op.is_backward), self.backward_rows, strict=True)}
@@ -178,8 +219,14 @@ class Follower:
         self.episode = episode
         self.cursor = self.backward_cursor = 0
         self.backward_rows = script.backward_rows
-        self.is_timed = script.untimed_passes > 0
+        self.is_timed = script.is_timed
+        count.now_ns = meter.now_ns if self.is_timed else time.perf_counter_ns
         self.mismatches = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole of the script was followed, its backward pass too where that was seen when it was traced."""
+        return not self.mismatches and self.cursor == len(self.rows) - 1 and self.backward_cursor == len(self.backward_rows)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
@@ -193,14 +240,14 @@ class Follower:
             else:
                 row = self.resync(func)
         if row.is_simple:
-            out = row.timed(func, args, kwargs) if self.is_timed else func(*args, **kwargs)
+            out = row.timed(self.meter.now_ns, func, args, kwargs) if self.is_timed else func(*args, **kwargs)
             if row.makes:
                 self.meter.count(out, row.peak_bytes)
             return out
         info = row.info or operator_info(func)
         if row.is_recorded and not self.episode.is_sealed:
             return self.record(row, info, args, kwargs)
-        run = (lambda *a, **k: row.timed(func, a, k)) if self.is_timed else func
+        run = (lambda *a, **k: row.timed(self.meter.now_ns, func, a, k)) if self.is_timed else func
         return run_metered(info, args, kwargs, self.meter, row.peak_bytes, run)
 
     def backward_row(self, func: Any) -> Row:
@@ -246,7 +293,7 @@ class Follower:
         op.overwrites = self.overwritten_values(written)
         overwrite(info, info.written(args, kwargs), self.meter)
         self.meter.charge(row.peak_bytes)
-        out = row.timed(info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
+        out = row.timed(self.meter.now_ns, info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
         self.remember(op, row, written, outputs_in(out) if info.makes else [])
         return out
 

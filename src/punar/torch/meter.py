@@ -7,6 +7,7 @@ and lies in the trace (see ``scratch``). On CUDA the caching allocator's own sta
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -165,6 +166,10 @@ class Meter:
         if self.live + extra > self.peak:
             self.peak = self.live + extra
 
+    def now_ns(self) -> int:
+        """The time at which all that was asked of the device is done."""
+        return time.perf_counter_ns()
+
     def peak_with(self, source_bytes: int) -> int:
         """The most bytes of the step, beside ``source_bytes`` of what it read and no operator made."""
         return source_bytes + self.peak
@@ -192,6 +197,10 @@ class CudaMeter(Meter):
 
     def count(self, out: Any, peak_bytes: int) -> None:
         return None
+
+    def now_ns(self) -> int:
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
 
     def peak_with(self, source_bytes: int) -> int:
         return torch.cuda.max_memory_allocated(self.device)

@@ -5,7 +5,8 @@ The rules of what is freed, held and cloned are those of the NOTE in ``punar.pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,13 +20,13 @@ from punar.torch.records import RecordedOp, Slot, Value
 
 
 class ReplayCount:
-    """What replays did in one step. Units: operators, bytes allocated by them."""
+    """What replays did in one step. Units: operators, bytes allocated by them, nanoseconds by the clock ``now_ns``."""
 
-    __slots__ = ("nbytes", "operators")
+    __slots__ = ("nbytes", "now_ns", "operators", "time_ns")
 
     def __init__(self) -> None:
-        self.operators = 0
-        self.nbytes = 0
+        self.operators = self.nbytes = self.time_ns = 0
+        self.now_ns: Callable[[], int] = time.perf_counter_ns
 
 
 def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tensor:
@@ -34,6 +35,7 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
     Raises:
         ReplayError: an operator of the lineage failed, or a held tensor's storage was freed meanwhile.
     """
+    start = count.now_ns()
     ops = _closure(target)
     uses = _count_uses(target, ops)
     made: dict[Value, Tensor] = {}
@@ -41,6 +43,7 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
     with _below_everything():
         while ops:
             _run(ops.pop(), clock, uses, made, meter, count)
+    count.time_ns += count.now_ns() - start
     base = target.base if target.base is not None else made.get(target)
     if base is None:
         raise ReplayError("asked to recompute a saved tensor, its operators ran and did not make it; please report this with the model")

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from punar.errors import NestedRemat, UsageError
 from punar.ir import Trace
 from punar.plan import Plan, simulate
+from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.follower import DroppedHandle, Follower, Handle, Script, run_metered
 from punar.torch.functorch import hooks
@@ -43,6 +44,12 @@ _SAME_OVERHEAD = 0.02
 _MOST_PLANS = 64
 """Plans remembered at once; beyond, the least recently used is forgotten."""
 
+_LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
+"""After so many passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
+
+_MOST_RECORDED = 4
+"""How often steps that begin alike are recorded beside different numbers of bytes of earlier gradients."""
+
 _NO_KWARGS: dict[str, Any] = {}
 
 _local = threading.local()
@@ -53,11 +60,13 @@ _owners = itertools.count(1)
 class StepStats:
     """What one ``with`` block did. Units: bytes of the whole step, nanoseconds of wall time.
 
-    ``kept_bytes``: held for backward by the plan's account; ``recomputed_bytes`` and ``replayed_operators``: counted while they
-    happened. ``is_traced``: the block ran plain to be recorded. ``plan``: the one obeyed last in the block.
+    ``predicted_peak_bytes``: the highest of the plans obeyed in the block, None where there was none. ``kept_bytes``: held for backward by
+    the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
+    ``is_traced``: the block ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
     """
 
     measured_peak_bytes: int
+    predicted_peak_bytes: int | None
     time_ns: int
     kept_bytes: int
     recomputed_bytes: int
@@ -131,10 +140,11 @@ class Session(TorchDispatchMode):
         self.calling: Waiting | Tracer | Follower | None = None
         self.is_traced = False
         self.is_plan_followed = False
+        self.obeyed: list[Plan] = []
         self.is_forgetful = self.has_failed = False
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
-        self.traced_peak_bytes = 0
+        self.traced_peak_bytes = self.traced_kept_bytes = 0
         watch_optimizers(self)
 
     def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -176,10 +186,12 @@ class Session(TorchDispatchMode):
         attributes.install()
         self.count = ReplayCount()
         self.is_traced = self.is_plan_followed = False
-        self.traced_peak_bytes = 0
+        self.traced_peak_bytes = self.traced_kept_bytes = 0
+        self.obeyed = []
         self.meter.start()
         self.phase = Waiting(self)
-        self.started_ns = time.perf_counter_ns()
+        self.started_ns = self.episode_started_ns = time.perf_counter_ns()
+        self.episode_replay_ns = 0
         with ExitStack() as stack:
             stack.enter_context(hooks(self.pack, unpack))
             stack.enter_context(self)
@@ -206,11 +218,12 @@ class Session(TorchDispatchMode):
             self.pending.pause()
             if self.pending.episode.handles == 0:
                 self.complete()
-        plan = self.plan
+        plan = self.obeyed[-1] if self.obeyed else None
         return StepStats(
             measured_peak_bytes=max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes),
+            predicted_peak_bytes=max((plan.peak_bytes for plan in self.obeyed), default=None),
             time_ns=time_ns,
-            kept_bytes=plan.kept_bytes if plan is not None else 0,
+            kept_bytes=plan.kept_bytes if plan is not None else self.traced_kept_bytes,
             recomputed_bytes=self.count.nbytes,
             replayed_operators=self.count.operators,
             is_traced=self.is_traced,
@@ -220,40 +233,39 @@ class Session(TorchDispatchMode):
     def leave_episode(self) -> None:
         """The forward pass is over, for whatever reason."""
         phase, self.phase = self.phase, None
+        now, replay_ns = self.count.now_ns(), self.count.time_ns
         if isinstance(phase, Follower):
             phase.episode.seal()
             self.judge(phase)
-            if phase.is_timed and not phase.mismatches:
-                self.learn(phase.script)
+            if phase.is_complete:
+                self.learn(phase.script, now - self.episode_started_ns, replay_ns - self.episode_replay_ns, is_timed=phase.is_timed)
+        self.episode_started_ns, self.episode_replay_ns = now, replay_ns
 
     def judge(self, follower: Follower) -> None:
         """Where a step left its script too often, it is traced anew the next time."""
-        self.is_plan_followed = follower.mismatches == 0 and follower.script.plan.solver != "none"
+        self.is_plan_followed = follower.mismatches == 0 and bool(self.obeyed)
         if self.fixed is None and follower.mismatches > len(follower.rows) // 50:
             for key, script in list(self.scripts.items()):
                 if script is follower.script and not script.is_retraced:
                     del self.scripts[key]
                     self.is_forgetful = True
 
-    def learn(self, script: Script) -> None:
-        """A timed pass is complete: after the last of them the plan is judged by the new times, and made anew where they change it."""
-        script.untimed_passes -= 1
-        if script.untimed_passes or script.trace is None:
+    def learn(self, script: Script, wall_ns: int, replay_ns: int, *, is_timed: bool) -> None:
+        """A pass of a script is complete: its plan is judged by the times that were seen, and made anew where they change it much and early."""
+        script.passes += 1
+        if not is_timed or script.trace is None:
             return
-        trace = replace(script.trace, ops=script.retimed_ops())
-        judged = simulate(trace, script.plan.hold_from, is_closed=True)
-        known = replace(script.plan, time_ns=judged.time_ns, plain_time_ns=trace.plain_time_ns)
-        script.trace = self.trace = trace
-        if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD:
+        script.learn(wall_ns, replay_ns)
+        if script.passes < _LEARNED_AFTER:
+            return
+        script.trace = self.trace = trace = script.retimed_trace()
+        known = judged_anew(script.plan, trace)
+        if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
             script.plan = self.plan = known
             return
-        extra = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"]))
-        plan = self.planner(trace, extra, self.outside_peak_bytes)
         key = next(key for key, known_script in self.scripts.items() if known_script is script)
-        renewed = Script(plan, trace=trace, optimizer_bytes=script.optimizer_bytes, is_retraced=script.is_retraced)
-        renewed.untimed_passes = 0
-        self.remember(key, renewed)
-        self.plan = plan
+        self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes)
+        self.remember(key, script.replanned(self.plan, script.extra_bytes))
 
     def abandon(self) -> None:
         """The step failed: what was traced of it is no whole step."""
@@ -307,29 +319,57 @@ class Session(TorchDispatchMode):
     def begin(self, episode: Episode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tracer | Follower:
         """The first operator of an episode is about to run: decides who is in charge."""
         waiting = self.phase if isinstance(self.phase, Waiting) else Waiting(self)
-        live_before = waiting.live_before
-        waiting_handles = [handle for handle in (reference() for reference in waiting.handles) if handle is not None]
         signature = signature_of(str(func), args, kwargs)
-        key = (signature, sum(record.nbytes for record in self.alive_gradients()))
-        script = self.fixed or self.scripts.get(key)
-        if self.fixed is not None and self.fixed.plan.skeleton.signature != signature:
-            self.warn_mismatch(signature)
-            script = Script(empty_plan(self.fixed.plan))
-        if script is not None:
-            if script.trace is not None and script.optimizer_bytes != self.optimizer_bytes:
-                extra = max(0, self.optimizer_bytes - int(script.trace.meta["optimizer_bytes"]))
-                plan = self.planner(script.trace, extra, self.outside_peak_bytes)
-                renewed = Script(plan, trace=script.trace, optimizer_bytes=self.optimizer_bytes, is_retraced=script.is_retraced)
-                renewed.untimed_passes = script.untimed_passes
-                script = self.remember(key, renewed)
-            self.plan = script.plan
-            if script.trace is not None:
-                self.traced_source_bytes = int(script.trace.meta["source_bytes"])
-            self.has_failed = False
-            self.phase = follower = Follower(episode, script, self.meter, self.count)
-            return follower
+        if self.fixed is not None:
+            return self.follow(episode, self.given_script(signature))
+        gradient_bytes = sum(record.nbytes for record in self.alive_gradients())
+        key = self.nearest_key(signature, gradient_bytes)
+        if key in self.scripts:
+            return self.follow(episode, self.beside(key, gradient_bytes))
         self.set_device(tensors_in((*args, *kwargs.values())))
-        carried_bytes = max(0, live_before - key[1])
+        return self.record(episode, waiting, key)
+
+    def given_script(self, signature: str) -> Script:
+        """The plan that the user gave; for a step that it was not made for, one that holds everything."""
+        assert self.fixed is not None
+        if self.fixed.plan.skeleton.signature == signature:
+            self.obeyed.append(self.fixed.plan)
+            return self.fixed
+        self.warn_mismatch(signature)
+        return Script(empty_plan(self.fixed.plan))
+
+    def nearest_key(self, signature: str, gradient_bytes: int) -> tuple[str, int]:
+        """The key of a step that begins so, beside so many bytes of earlier gradients.
+
+        Where their number is another one each time, because gradients of inputs are collected for example, steps are not recorded for ever: the
+        nearest of those recorded stands for all.
+        """
+        key = (signature, gradient_bytes)
+        known = [other for other in self.scripts if other[0] == signature]
+        if key in self.scripts or len(known) < _MOST_RECORDED:
+            return key
+        return min(known, key=lambda other: (abs(other[1] - gradient_bytes), other))
+
+    def beside(self, key: tuple[str, int], gradient_bytes: int) -> Script:
+        """The script of a recorded step, its plan made anew where more or less is resident now than it was made for."""
+        script = self.scripts[key]
+        trace = script.trace
+        assert trace is not None
+        extra = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, gradient_bytes - key[1])
+        if extra != script.extra_bytes:
+            script = self.remember(key, script.replanned(self.planner(trace, extra, self.outside_peak_bytes), extra))
+        self.plan = script.plan
+        self.obeyed.append(script.plan)
+        self.traced_source_bytes = int(trace.meta["source_bytes"])
+        return script
+
+    def follow(self, episode: Episode, script: Script) -> Follower:
+        self.has_failed = False
+        self.phase = follower = Follower(episode, script, self.meter, self.count)
+        return follower
+
+    def record(self, episode: Episode, waiting: Waiting, key: tuple[str, int]) -> Tracer:
+        carried_bytes = max(0, waiting.live_before - key[1])
         self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
         if self.has_failed:
             tracer.forget_leftovers(max(0, carried_bytes - (self.optimizer_bytes - self.optimizer_outside_bytes)))
@@ -337,8 +377,9 @@ class Session(TorchDispatchMode):
         self.pending_key = key
         self.pending_optimizer_bytes = self.optimizer_bytes
         tracer.optimizer_bytes = self.optimizer_outside_bytes
-        for handle in waiting_handles:
-            tracer.watch_handle(handle, tracer.value_of(handle.tensor))
+        for handle in (reference() for reference in waiting.handles):
+            if handle is not None:
+                tracer.watch_handle(handle, tracer.value_of(handle.tensor))
         self.is_traced = True
         return tracer
 
@@ -364,10 +405,11 @@ class Session(TorchDispatchMode):
         trace = tracer.finish(is_backward_seen=is_backward_seen, meta=meta)
         self.trace = trace
         self.traced_source_bytes = int(trace.meta["source_bytes"])
-        self.traced_peak_bytes = max(self.traced_peak_bytes, traced_peak_bytes(trace))
+        plain = simulate(trace, (0,) * len(trace.values))
+        self.traced_peak_bytes = max(self.traced_peak_bytes, plain.peak_bytes - int(trace.meta["carried_bytes"]))
+        self.traced_kept_bytes = plain.kept_bytes
         self.plan = self.planner(trace, 0, self.outside_peak_bytes)
-        script = Script(self.plan, trace=trace, optimizer_bytes=self.pending_optimizer_bytes, is_retraced=self.is_forgetful)
-        self.remember(self.pending_key, script)
+        self.remember(self.pending_key, Script(self.plan, trace=trace, is_retraced=self.is_forgetful))
         self.is_forgetful = False
 
     def remember(self, key: tuple[str, int], script: Script) -> Script:
@@ -408,9 +450,10 @@ def watch_optimizers(session: Session) -> None:
     weakref.finalize(session, register_optimizer_step_post_hook(on_step).remove)
 
 
-def traced_peak_bytes(trace: Trace) -> int:
-    """What the traced step itself reached: the scratch of its operators is known only once it is over."""
-    return simulate(trace, (0,) * len(trace.values)).peak_bytes - int(trace.meta["carried_bytes"])
+def judged_anew(plan: Plan, trace: Trace) -> Plan:
+    """The same plan with the times of the same trace timed anew."""
+    judged = simulate(trace, plan.hold_from, is_closed=True)
+    return replace(plan, time_ns=judged.time_ns, plain_time_ns=trace.plain_time_ns, gap_ns=gap_ns_of(trace))
 
 
 def describe(device: torch.device) -> dict[str, str]:

@@ -1,0 +1,95 @@
+"""What does a step under a plan teach about times, and when?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import punar
+from punar.torch.follower import Script
+from punar.torch.session import judged_anew
+from tests.torch.models import make_blocks, plain_step
+
+
+def run(remat: punar.Remat, model: nn.Module, x: Tensor, steps: int) -> None:
+    for _ in range(steps):
+        model.zero_grad()
+        with remat:
+            plain_step(model, x)
+
+
+@pytest.fixture
+def trained() -> punar.Remat:
+    remat = punar.Remat(budget="min")
+    run(remat, make_blocks(), torch.randn(64, 32), 5)
+    return remat
+
+
+def script_of(remat: punar.Remat) -> Script:
+    (script,) = remat._session.scripts.values()
+    return script
+
+
+def test_first_passes_are_timed_and_later_ones_ever_more_seldom(trained: punar.Remat) -> None:
+    script, timed = script_of(trained), []
+    for script.passes in range(40):
+        timed += [script.passes + 1] if script.is_timed else []
+    assert timed == [1, 2, 3, 4, 8, 16, 32]
+
+
+def test_a_pass_left_before_its_end_teaches_nothing() -> None:
+    """An exception between two layers leaves times of a part of the step."""
+    model, x = make_blocks(), torch.randn(64, 32)
+    remat = punar.Remat(budget="min")
+    run(remat, model, x, 2)
+    before = script_of(remat).passes
+
+    def fail() -> None:
+        with remat:
+            model(x)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert script_of(remat).passes == before
+
+
+def test_what_replays_and_the_rest_cost_is_learned(trained: punar.Remat) -> None:
+    """From operators of 1 us each, replays of 3 us each, and 70 us that nothing accounts for."""
+    script, plan = script_of(trained), trained.plan
+    assert plan is not None
+    rows = [*script.rows[:-1], *script.backward_rows]
+    for row in rows:
+        row.times.clear()
+        row.times.append(1_000)
+    script.gaps_ns.clear()
+    script.replays_ns.clear()
+    script.learn(1_000 * len(rows) + 3_000 * plan.replayed_ops + 70_000, 3_000 * plan.replayed_ops)
+    trace = script.retimed_trace()
+    assert trace.overhead_ns == 2_000
+    known = judged_anew(plan, trace)
+    assert known.gap_ns == 70_000
+    assert known.plain_time_ns == 1_000 * len(rows)
+    assert known.step_time_ns == 1_000 * len(rows) + 3_000 * plan.replayed_ops + 70_000
+
+
+def test_the_plan_of_a_block_is_the_one_it_obeyed(trained: punar.Remat) -> None:
+    """Also where the block's own times led to another plan."""
+    assert trained.stats[0].plan is None
+    for stats in trained.stats[1:]:
+        assert stats.plan is not None
+        assert stats.measured_peak_bytes == stats.predicted_peak_bytes == stats.plan.peak_bytes
+
+
+def test_steps_beside_more_gradients_each_time_are_not_recorded_for_ever() -> None:
+    """As where the gradients of inputs are collected: after four numbers of bytes the nearest recorded step stands for all."""
+    model, remat, kept = make_blocks(), punar.Remat(budget="min"), []
+    for _ in range(8):
+        model.zero_grad()
+        x = torch.randn(64, 32, requires_grad=True)
+        with remat:
+            plain_step(model, x)
+        kept.append(x.grad)
+    assert [stats.is_traced for stats in remat.stats] == [True] * 4 + [False] * 4
+    assert remat.stats[-1].replayed_operators > 0
