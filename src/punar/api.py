@@ -180,7 +180,7 @@ def resident_text(trace: Trace, extra_bytes: int) -> str:
     optimizer = int(trace.meta.get("optimizer_bytes", 0)) + extra_bytes
     resident = trace.resident_bytes + extra_bytes
     return (
-        f"Whatever the plan, {format_bytes(resident)} are resident: optimizer state {format_bytes(optimizer)}, "
+        f"Whatever the plan, {format_bytes(resident)} are resident: optimizer state and room for what varies {format_bytes(optimizer)}, "
         f"gradients from before {format_bytes(gradients)}, parameters, buffers, batch and the rest {format_bytes(resident - optimizer - gradients)}."
     )
 

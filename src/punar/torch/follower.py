@@ -80,7 +80,8 @@ _END = Row("", True, False, (), 0)
 class Script:
     """A plan in the form in which it is followed, operator by operator.
 
-    ``trace``: what it was made from, to make it anew where the resident bytes change; ``extra_bytes``: resident beyond those of the trace.
+    ``trace``: what it was made from, to make it anew where the resident bytes change; ``extra_bytes``: resident beyond those of the trace;
+    ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most.
     ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help. ``passes``: how often it was followed
     without a mismatch. ``gaps_ns``: what timed passes took beside their operators and replays; ``replays_ns``: what their replays took.
     """
@@ -89,6 +90,7 @@ class Script:
         self.plan = plan
         self.trace = trace
         self.extra_bytes = extra_bytes
+        self.drift_bytes = 0
         self.is_retraced = is_retraced
         self.passes = 0
         self.gaps_ns: deque[int] = deque(maxlen=_REMEMBERED)
@@ -103,7 +105,7 @@ class Script:
     def replanned(self, plan: Plan, extra_bytes: int) -> Script:
         """Another plan for the same trace, beside so many more resident bytes."""
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
-        script.passes = self.passes
+        script.passes, script.drift_bytes = self.passes, self.drift_bytes
         return script
 
     @property
@@ -114,7 +116,8 @@ class Script:
 
     def learn(self, wall_ns: int, replay_ns: int) -> None:
         """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that."""
-        operators = sum(row.times[-1] for row in (*self.rows, *self.backward_rows) if row.times)
+        rows = (*self.rows[:-1], *self.backward_rows)  # all scripts share the last one
+        operators = sum(row.times[-1] for row in rows if row.times)
         self.gaps_ns.append(max(0, wall_ns - replay_ns - operators))
         self.replays_ns.append(replay_ns)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from punar.errors import NestedRemat, UsageError
+from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.plan import Plan, simulate
 from punar.plan.plan import gap_ns_of
@@ -33,6 +33,7 @@ from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signa
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
 from punar.torch.tracer import TracedHandle, Tracer
+from punar.units import format_bytes
 
 Planner = Callable[[Trace, int, int], Plan]
 """Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
@@ -40,6 +41,9 @@ to reach outside of forward and backward, in an optimizer's step for example."""
 
 _SAME_OVERHEAD = 0.02
 """A plan whose predicted overhead moves by less than this share of the plain step's time when operators are timed anew is kept."""
+
+_SAME_PEAK = 0.002
+"""A plan whose steps reach more than its predicted peak by less than this part of it is kept."""
 
 _MOST_PLANS = 64
 """Plans remembered at once; beyond, the least recently used is forgotten."""
@@ -132,6 +136,7 @@ class Session(TorchDispatchMode):
         self.phase: Waiting | Tracer | Follower | None = None
         self.pending: Tracer | None = None
         self.pending_key = ("", 0)
+        self.key: tuple[str, int] | None = None
         self.pending_optimizer_bytes = 0
         self.gradients: list[weakref.ref[StorageRecord]] = []
         self.trace: Trace | None = None
@@ -141,7 +146,7 @@ class Session(TorchDispatchMode):
         self.is_traced = False
         self.is_plan_followed = False
         self.obeyed: list[Plan] = []
-        self.is_forgetful = self.has_failed = False
+        self.is_forgetful = self.has_failed = self.is_drift_told = False
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
         self.traced_peak_bytes = self.traced_kept_bytes = 0
@@ -187,7 +192,7 @@ class Session(TorchDispatchMode):
         self.count = ReplayCount()
         self.is_traced = self.is_plan_followed = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
-        self.obeyed = []
+        self.obeyed, self.key = [], None
         self.meter.start()
         self.phase = Waiting(self)
         self.started_ns = self.episode_started_ns = time.perf_counter_ns()
@@ -219,8 +224,11 @@ class Session(TorchDispatchMode):
             if self.pending.episode.handles == 0:
                 self.complete()
         plan = self.obeyed[-1] if self.obeyed else None
+        measured_peak_bytes = max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes)
+        if not is_failed and not self.is_traced:
+            self.allow(measured_peak_bytes)
         return StepStats(
-            measured_peak_bytes=max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes),
+            measured_peak_bytes=measured_peak_bytes,
             predicted_peak_bytes=max((plan.peak_bytes for plan in self.obeyed), default=None),
             time_ns=time_ns,
             kept_bytes=plan.kept_bytes if plan is not None else self.traced_kept_bytes,
@@ -266,6 +274,18 @@ class Session(TorchDispatchMode):
         key = next(key for key, known_script in self.scripts.items() if known_script is script)
         self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes)
         self.remember(key, script.replanned(self.plan, script.extra_bytes))
+
+    def allow(self, measured_peak_bytes: int) -> None:
+        """A block is over: where it needed more than its plan said, the plan's next steps are given that room.
+
+        So where the bytes of a step depend on its data, as where tokens are routed to experts, the budget holds for the greatest step seen.
+        """
+        if self.key is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
+            return
+        script, plan = self.scripts.get(self.key), self.obeyed[0]
+        excess = measured_peak_bytes - plan.peak_bytes
+        if script is not None and excess > _SAME_PEAK * plan.peak_bytes:
+            script.drift_bytes += excess
 
     def abandon(self) -> None:
         """The step failed: what was traced of it is no whole step."""
@@ -355,13 +375,39 @@ class Session(TorchDispatchMode):
         script = self.scripts[key]
         trace = script.trace
         assert trace is not None
-        extra = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, gradient_bytes - key[1])
-        if extra != script.extra_bytes:
-            script = self.remember(key, script.replanned(self.planner(trace, extra, self.outside_peak_bytes), extra))
+        resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, gradient_bytes - key[1])
+        if resident + script.drift_bytes != script.extra_bytes:
+            script = self.remember(key, self.replanned(script, resident))
+        self.key = key
         self.plan = script.plan
         self.obeyed.append(script.plan)
         self.traced_source_bytes = int(trace.meta["source_bytes"])
         return script
+
+    def replanned(self, script: Script, resident_bytes: int) -> Script:
+        """A script's plan made anew beside so many more resident bytes, and with the room that earlier steps needed, or as much of it as there is."""
+        assert script.trace is not None
+        extra = resident_bytes + script.drift_bytes
+        try:
+            return script.replanned(self.planner(script.trace, extra, self.outside_peak_bytes), extra)
+        except InfeasibleBudget as error:
+            if not script.drift_bytes:
+                raise
+            room = max(0, script.drift_bytes - (error.least_bytes - error.budget_bytes))
+            if resident_bytes + room <= script.extra_bytes:
+                self.warn_drift(error.least_bytes)
+            script.drift_bytes = room
+            return self.replanned(script, resident_bytes)
+
+    def warn_drift(self, least_bytes: int) -> None:
+        """Says once that the budget cannot be kept for every step."""
+        if not self.is_drift_told:
+            self.is_drift_told = True
+            warnings.warn(
+                "a step needed more memory than its plan said, since its bytes depend on its data, and no plan leaves that room: the tightest is "
+                f"obeyed, and some steps may exceed the budget. Give {format_bytes(least_bytes)} ({least_bytes} B) for the largest step seen so far",
+                stacklevel=6,
+            )
 
     def follow(self, episode: Episode, script: Script) -> Follower:
         self.has_failed = False

@@ -1,4 +1,4 @@
-"""What does a step under a plan teach about times, and when?"""
+"""What does a session learn of times and of bytes from the steps that obey a plan?"""
 
 from __future__ import annotations
 
@@ -92,4 +92,49 @@ def test_steps_beside_more_gradients_each_time_are_not_recorded_for_ever() -> No
             plain_step(model, x)
         kept.append(x.grad)
     assert [stats.is_traced for stats in remat.stats] == [True] * 4 + [False] * 4
+    assert remat.stats[-1].replayed_operators > 0
+
+
+class Routed(nn.Module):
+    """Tokens above zero go through a wide expert, so that the bytes of a step depend on its data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = make_blocks(2)
+        self.expert = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.blocks(x)
+        rows = (x[:, 0] > 0).nonzero()[:, 0]
+        return h.index_add(0, rows, self.expert(h[rows]))
+
+
+def batch_with(routed: int) -> Tensor:
+    x = torch.randn(64, 32)
+    x[:, 0] = -1.0
+    x[:routed, 0] = 1.0
+    return x
+
+
+def test_a_step_that_needs_more_than_predicted_is_given_room_the_next_time() -> None:
+    """The budget holds for the greatest step seen, where bytes depend on data."""
+    torch.manual_seed(0)
+    model, remat = Routed(), punar.Remat(budget="440 KiB")
+    run(remat, model, batch_with(20), 3)
+    run(remat, model, batch_with(40), 1)
+    assert remat.stats[-1].measured_peak_bytes > remat.stats[-1].predicted_peak_bytes
+    run(remat, model, batch_with(40), 3)
+    assert remat.stats[-1].measured_peak_bytes <= remat.stats[-1].predicted_peak_bytes <= 440 << 10
+    assert remat.stats[-1].replayed_operators > 0
+
+
+def test_room_that_no_plan_leaves_is_told_once_and_training_goes_on() -> None:
+    torch.manual_seed(0)
+    model, remat = Routed(), punar.Remat(budget="360 KiB")
+    run(remat, model, batch_with(2), 2)
+    script_of(remat).is_retraced = True  # as when its path was found to vary before
+    with pytest.warns(UserWarning, match="its bytes depend on its data, and no plan leaves that room") as told:
+        run(remat, model, batch_with(60), 4)
+    assert len(told) == 1
+    run(remat, model, batch_with(2), 1)
     assert remat.stats[-1].replayed_operators > 0
