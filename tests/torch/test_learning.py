@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import punar
+from punar.costs import Ledger
 from punar.torch.follower import Script
 from punar.torch.session import judged_anew
 from tests.torch.models import make_blocks, plain_step
@@ -61,12 +62,14 @@ def test_what_replays_and_the_rest_cost_is_learned(trained: punar.Remat) -> None
     assert plan is not None
     rows = [*script.rows[:-1], *script.backward_rows]
     for row in rows:
-        row.times.clear()
-        row.times.append(1_000)
+        row.time_ns = 1_000
+    ledger = Ledger()
+    for op, time_ns in script.times():
+        ledger.add(op, time_ns)
     script.gaps_ns.clear()
     script.replays_ns.clear()
     script.learn(1_000 * len(rows) + 3_000 * plan.replayed_ops + 70_000, 3_000 * plan.replayed_ops)
-    trace = script.retimed_trace()
+    trace = script.retimed_trace(ledger)
     assert trace.overhead_ns == 2_000
     known = judged_anew(plan, trace)
     assert known.gap_ns == 70_000

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from punar.costs import Ledger
 from punar.ir import Op, Trace
 from punar.plan import Plan, simulate
 from punar.torch.attributes import note_unpacked
@@ -33,7 +34,7 @@ _TIMED_FIRST = 3
 """So many passes time every operator anew, since a traced step runs cold and beside a profiler; later ones do twice as far apart each time."""
 
 _REMEMBERED = 9
-"""Times that are remembered of an operator."""
+"""Timed passes that are remembered."""
 
 _FEWEST_REPLAYED = 10
 """A step that replays fewer operators tells nothing about what replaying one costs."""
@@ -42,7 +43,7 @@ _FEWEST_REPLAYED = 10
 class Row:
     """One operator of the script. ``holds``: for each value it makes (hold_from, rank, bytes). ``is_simple``: it is only run and metered."""
 
-    __slots__ = ("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "makes", "name", "peak_bytes", "times")
+    __slots__ = ("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "makes", "name", "peak_bytes", "time_ns")
 
     def __init__(self, name: str, has_grad_mode: bool, is_recorded: bool, holds: tuple[tuple[int, int, int], ...], peak_bytes: int) -> None:
         self.name = name
@@ -54,13 +55,13 @@ class Row:
         self.is_simple = not is_recorded and self.info is not None and not self.info.can_write
         self.holds = holds
         self.peak_bytes = peak_bytes
-        self.times: deque[int] = deque(maxlen=_REMEMBERED)
+        self.time_ns = -1
 
     def timed(self, now_ns: Callable[[], int], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the operator and writes down how long it took."""
         start = now_ns()
         out = func(*args, **kwargs)
-        self.times.append(now_ns() - start)
+        self.time_ns = now_ns() - start
         return out
 
 
@@ -116,15 +117,14 @@ class Script:
 
     def learn(self, wall_ns: int, replay_ns: int) -> None:
         """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that."""
-        rows = (*self.rows[:-1], *self.backward_rows)  # all scripts share the last one
-        operators = sum(row.times[-1] for row in rows if row.times)
+        operators = sum(time_ns for _, time_ns in self.times())
         self.gaps_ns.append(max(0, wall_ns - replay_ns - operators))
         self.replays_ns.append(replay_ns)
 
-    def retimed_trace(self) -> Trace:
-        """The trace with the times of the timed passes; what replays and the rest of the step cost besides operators is learned from them too."""
+    def retimed_trace(self, ledger: Ledger) -> Trace:
+        """The trace with estimated times; what replays and the rest of the step cost besides operators is learned from the timed passes."""
         assert self.trace is not None
-        ops = self.retimed_ops()
+        ops = ledger.timed(self.trace).ops
         meta = {**self.trace.meta, "gap_ns": str(int(median(self.gaps_ns)))}
         trace = replace(self.trace, ops=ops, meta=meta, overhead_ns=0)
         seen = simulate(trace, self.plan.hold_from, is_closed=True)
@@ -133,17 +133,12 @@ class Script:
         overhead_ns = (int(median(self.replays_ns)) - (seen.time_ns - trace.plain_time_ns)) // seen.replayed_ops
         return replace(trace, overhead_ns=max(0, overhead_ns))
 
-    def retimed_ops(self) -> tuple[Op, ...]:
-        """The trace's operators, each with the median time of all calls with its signature."""
+    def times(self) -> list[tuple[Op, int]]:
+        """Each operator of the trace with its time in the last timed pass."""
         assert self.trace is not None
-        rows = {op.id: row for op, row in zip(self.trace.forward_ops, self.rows, strict=False)}
-        rows |= {op.id: row for op, row in zip((op for op in self.trace.ops if op.is_backward), self.backward_rows, strict=True)}
-        samples: dict[tuple[str, bool], list[int]] = {}
-        for op in self.trace.ops:
-            if op.id in rows:
-                samples.setdefault((op.signature, op.is_backward), []).extend(rows[op.id].times)
-        typical = {key: int(median(times)) for key, times in samples.items() if times}
-        return tuple(replace(op, time_ns=typical.get((op.signature, op.is_backward), op.time_ns)) for op in self.trace.ops)
+        forward = zip(self.trace.forward_ops, self.rows, strict=False)  # all scripts share the last row, which is no operator's
+        backward = zip((op for op in self.trace.ops if op.is_backward), self.backward_rows, strict=True)
+        return [(op, row.time_ns) for op, row in (*forward, *backward) if row.time_ns >= 0]
 
 
 class Handle:

@@ -204,9 +204,9 @@ def _kind(namespace: str, base: str, is_view: bool, is_random: bool) -> str:
         return "collective"
     if base in _MATMUL or base in _RECURRENT:
         return "matmul"
-    if base in _CONVOLUTION:
+    if base.removesuffix("_backward") in _CONVOLUTION:
         return "convolution"
-    if "scaled_dot_product" in base or base in ("_flash_attention_forward", "_efficient_attention_forward"):
+    if "scaled_dot_product" in base or base.startswith(("_flash_attention", "_efficient_attention")):
         return "attention"
     if is_view:
         return "view"

@@ -7,13 +7,16 @@ begins so is known, a ``Follower`` obeys it; else a ``Tracer`` records it, and a
 from __future__ import annotations
 
 import itertools
+import platform
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from punar.costs import CostCache, Ledger
 from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.plan import Plan, simulate
@@ -133,6 +137,7 @@ class Session(TorchDispatchMode):
         self.meter: Meter = Meter()
         self.device = torch.device("cpu")
         self.count = ReplayCount()
+        self.cache, self.ledger = CostCache({}), Ledger()
         self.phase: Waiting | Tracer | Follower | None = None
         self.pending: Tracer | None = None
         self.pending_key = ("", 0)
@@ -264,9 +269,12 @@ class Session(TorchDispatchMode):
         if not is_timed or script.trace is None:
             return
         script.learn(wall_ns, replay_ns)
+        for op, time_ns in script.times():
+            self.ledger.add(op, time_ns)
         if script.passes < _LEARNED_AFTER:
             return
-        script.trace = self.trace = trace = script.retimed_trace()
+        self.cache.save(self.ledger)
+        script.trace = self.trace = trace = script.retimed_trace(self.ledger)
         known = judged_anew(script.plan, trace)
         if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
             script.plan = self.plan = known
@@ -447,8 +455,9 @@ class Session(TorchDispatchMode):
             return
         is_backward_seen = any(row["is_backward"] for row in tracer.rows)
         self.gradients = [r for r in self.gradients if r() is not None] + tracer.gradients()
-        meta = describe(self.device) | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
-        trace = tracer.finish(is_backward_seen=is_backward_seen, meta=meta)
+        self.load_costs()
+        meta = self.cache.device | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
+        trace = self.ledger.timed(tracer.finish(is_backward_seen=is_backward_seen, meta=meta))
         self.trace = trace
         self.traced_source_bytes = int(trace.meta["source_bytes"])
         plain = simulate(trace, (0,) * len(trace.values))
@@ -457,6 +466,13 @@ class Session(TorchDispatchMode):
         self.plan = self.planner(trace, 0, self.outside_peak_bytes)
         self.remember(self.pending_key, Script(self.plan, trace=trace, is_retraced=self.is_forgetful))
         self.is_forgetful = False
+
+    def load_costs(self) -> None:
+        """What is known of this device's operators from earlier runs."""
+        device = describe(self.device)
+        if device != self.cache.device:
+            self.cache = CostCache(device)
+            self.ledger = self.cache.load()
 
     def remember(self, key: tuple[str, int], script: Script) -> Script:
         self.scripts.pop(key, None)
@@ -504,8 +520,18 @@ def judged_anew(plan: Plan, trace: Trace) -> Plan:
 
 def describe(device: torch.device) -> dict[str, str]:
     """What a trace's times depend on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return {"torch": torch.__version__, "device_name": name, "threads": str(torch.get_num_threads())}
+
+
+@lru_cache(maxsize=1)
+def _cpu_name() -> str:
+    """The processor's name, as far as the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def empty_plan(plan: Plan) -> Plan:

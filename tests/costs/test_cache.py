@@ -1,0 +1,92 @@
+"""Do measured times outlive a run, and does a cache that cannot be used do no harm?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import punar
+from punar.costs import CostCache, Ledger
+from tests.synthetic import chain
+
+DEVICE = {"device_name": "abacus", "threads": "1"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PUNAR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def measured(time: int, place: int = 0) -> Ledger:
+    ledger = Ledger()
+    ledger.add(chain([100, 200, 300]).ops[place], time)
+    return ledger
+
+
+def test_what_is_saved_is_loaded(folder: Path) -> None:
+    CostCache(DEVICE).save(measured(7))
+    assert CostCache(DEVICE).load().samples == measured(7).samples
+    assert [path.suffix for path in folder.iterdir()] == [".json"]  # nothing half written is left
+
+
+def test_another_device_or_version_has_another_file(folder: Path) -> None:
+    CostCache(DEVICE).save(measured(7))
+    assert CostCache({**DEVICE, "threads": "2"}).load().samples == {}
+
+
+def test_what_another_process_wrote_is_kept(folder: Path) -> None:
+    CostCache(DEVICE).save(measured(7, place=0))
+    CostCache(DEVICE).save(measured(9, place=1))
+    assert len(CostCache(DEVICE).load().samples) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": "punar-costs", "version": 9}', '{"format": "punar-costs", "version": 1, "samples": 3}']
+)
+def test_a_damaged_file_is_as_none_and_written_anew(folder: Path, text: str) -> None:
+    cache = CostCache(DEVICE)
+    folder.mkdir()
+    assert cache.path is not None
+    cache.path.write_text(text)
+    assert cache.load().samples == {}
+    cache.save(measured(7))
+    assert cache.load().samples == measured(7).samples
+
+
+def test_times_that_are_none_are_left_out(folder: Path) -> None:
+    folder.mkdir()
+    path = CostCache(DEVICE).path
+    assert path is not None
+    path.write_text('{"format": "punar-costs", "version": 1, "samples": {"a": [1, 2], "b": ["x"], "c": [-1], "d": [], "e": 3}}')
+    assert {key: list(times) for key, times in CostCache(DEVICE).load().samples.items()} == {"a": [1, 2]}
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("PUNAR_CACHE", str(tmp_path / "file" / "cache"))
+    CostCache(DEVICE).save(measured(7))
+    assert CostCache(DEVICE).load().samples == {}
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUNAR_CACHE", "off")
+    assert CostCache(DEVICE).path is None
+
+
+def test_a_second_run_plans_with_the_first_ones_times(folder: Path) -> None:
+    def train(steps: int) -> punar.Remat:
+        model, remat = nn.Sequential(nn.Linear(16, 16), nn.GELU()), punar.Remat(budget="min")
+        for _ in range(steps):
+            model.zero_grad()
+            with remat:
+                model(torch.ones(4, 16)).sum().backward()
+        return remat
+
+    train(4)
+    assert len(list(folder.iterdir())) == 1
+    again = train(1)
+    assert all(len(again._session.ledger.times_of(op)) == 3 for op in again.trace.ops if op.kind != "prelude")
