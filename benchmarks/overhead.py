@@ -30,6 +30,8 @@ from punar.reporting.table import format_columns
 
 Step = Callable[[], None]
 
+MODEL_HEADER = ("model", "operators", "plain, ms", "watched (budget=None)", "middle half", "kept (budget=1.0)", "middle half")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorCost:
@@ -42,14 +44,16 @@ class OperatorCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """Forward and backward of a demo model under a plan that keeps everything, relative to plain."""
+    """Forward and backward of a demo model of which nothing is recomputed, relative to plain: (lower quartile, median, upper quartile).
+
+    ``watched``: every operator is seen (``budget=None``). ``kept``: under a plan that keeps everything (``budget=1.0``), most of whose steps run unwatched.
+    """
 
     model: str
     operators: int
     plain_ms: float
-    time_ratio: float
-    lower_quartile: float
-    upper_quartile: float
+    watched: tuple[float, float, float]
+    kept: tuple[float, float, float]
 
 
 class Empty(TorchDispatchMode):
@@ -104,8 +108,8 @@ def main() -> None:
     print(f"{device}; tiny model, {operators} operators in forward and backward; measured, median of {options.rounds} rounds\n")
     rows = [(cost.variant, f"{cost.step_us:.0f}", f"{cost.extra_us_per_operator:+.2f}") for cost in costs]
     print(format_columns(("variant", "step, µs", "µs an operator above eager"), rows, left=1))
-    print(f"\ndemo models, all kept (Remat(budget=1.0)) relative to plain; measured, median of {options.model_rounds} rounds\n")
-    print(format_columns(("model", "operators", "plain, ms", "time", "middle half"), [model_cells(cost) for cost in models], left=1))
+    print(f"\ndemo models relative to plain, nothing recomputed; measured, median of {options.model_rounds} rounds\n")
+    print(format_columns(MODEL_HEADER, [model_cells(cost) for cost in models], left=1))
 
 
 def parse_options() -> argparse.Namespace:
@@ -127,7 +131,7 @@ def measure_operators(rounds: int) -> tuple[int, list[OperatorCost]]:
     model, x = Tiny(), torch.randn(4, 8)
     operators = count_operators(partial(plain_step, model, x))
     variants = make_variants(model, x)
-    times = take_turns(variants, rounds, warmup=5)
+    times = take_turns(variants, rounds, warmup=6)
     eager = times["eager"]
     return operators, [
         OperatorCost(
@@ -148,8 +152,8 @@ def make_variants(model: nn.Module, x: Tensor) -> dict[str, Step]:
         "empty dispatch mode, not wrapped by torch": partial(inside, Lean(), step),
         "identity saved-tensor hooks": partial(hooked_step, step),
         "empty mode, not wrapped, and identity hooks": partial(inside, Lean(), partial(hooked_step, step)),
-        "punar, only measuring (budget=None)": partial(inside, punar.Remat(budget=None), step),
-        "punar, a plan that keeps all (budget=1.0)": partial(inside, punar.Remat(budget=1.0), step),
+        "punar, watched (budget=None)": partial(inside, punar.Remat(budget=None), step),
+        "punar, a plan that keeps all, most steps unwatched (budget=1.0)": partial(inside, punar.Remat(budget=1.0), step),
         "checkpoint, whole model (recomputes all)": partial(checkpointed_step, model, x),
         "checkpoint, each layer (recomputes all)": partial(layerwise_step, model, x),
         "selective checkpoint, whole, saves all": partial(selective_step, model, x, CheckpointPolicy.MUST_SAVE),
@@ -208,7 +212,7 @@ def selective_step(model: nn.Module, x: Tensor, fixed: CheckpointPolicy | None) 
 
 
 def measure_model(name: str, rounds: int) -> ModelCost:
-    """Plain and all-keep steps of one demo model in turn."""
+    """Plain, watched and all-keep steps of one demo model in turn."""
     print(f"measuring {name}", file=sys.stderr)
     task = make_task(name, steps=1, seed=0)
 
@@ -217,21 +221,26 @@ def measure_model(name: str, rounds: int) -> ModelCost:
         task.model.zero_grad()
 
     operators = count_operators(step)
-    times = take_turns({"plain": step, "kept": partial(inside, punar.Remat(budget=1.0), step)}, rounds, warmup=2)
-    ratios = sorted(kept / plain for kept, plain in zip(times["kept"], times["plain"], strict=True))
+    budgets = {"watched": None, "kept": 1.0}
+    variants = {"plain": step} | {name: partial(inside, punar.Remat(budget=budget), step) for name, budget in budgets.items()}
+    times = take_turns(variants, rounds, warmup=6)
     return ModelCost(
         model=name,
         operators=operators,
         plain_ms=median(times["plain"]) / 1e6,
-        time_ratio=median(ratios),
-        lower_quartile=ratios[len(ratios) // 4],
-        upper_quartile=ratios[-1 - len(ratios) // 4],
+        watched=quartiles(times["watched"], times["plain"]),
+        kept=quartiles(times["kept"], times["plain"]),
     )
 
 
+def quartiles(times: list[int], plain: list[int]) -> tuple[float, float, float]:
+    ratios = sorted(a / b for a, b in zip(times, plain, strict=True))
+    return ratios[len(ratios) // 4], median(ratios), ratios[-1 - len(ratios) // 4]
+
+
 def model_cells(cost: ModelCost) -> tuple[str, ...]:
-    middle = f"{cost.lower_quartile:.3f} to {cost.upper_quartile:.3f}"
-    return cost.model, str(cost.operators), f"{cost.plain_ms:.0f}", f"{cost.time_ratio:.3f}x", middle
+    ratios = [text for low, middle, high in (cost.watched, cost.kept) for text in (f"{middle:.3f}x", f"{low:.3f} to {high:.3f}")]
+    return cost.model, str(cost.operators), f"{cost.plain_ms:.0f}", *ratios
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------------

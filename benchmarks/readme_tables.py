@@ -62,8 +62,8 @@ def overhead_table() -> str:
     return (
         f"Nothing recomputed, {operators} operators on 8 numbers each; one thread, torch {torch.__version__}; measured.\n\n"
         + format_markdown(("variant", "µs an operator above eager"), tiny, left=1)
-        + "\n\nThe demo's models under a plan that keeps everything, forward and backward relative to plain; measured.\n\n"
-        + format_markdown(("model", "operators", "plain, ms", "time", "middle half"), models, left=1)
+        + "\n\nThe demo's models, nothing recomputed, forward and backward relative to plain; measured.\n\n"
+        + format_markdown(overhead.MODEL_HEADER, models, left=1)
     )
 
 

@@ -322,13 +322,15 @@ def verify(model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budge
         plain, again = (_outcome(model, batch, loss_fn, before) for _ in range(2))
         remat = Remat(plan=plan)
         checked = _outcome(model, batch, loss_fn, before, remat)
+    measured_peak_bytes = remat.stats[-1].measured_peak_bytes
+    assert measured_peak_bytes is not None
     noise, found = _differences(plain, again), _differences(plain, checked)
     return Verification(
         is_identical=not found,
         is_deterministic=not noise,
         differences=tuple(found),
         plan=plan,
-        measured_peak_bytes=remat.stats[-1].measured_peak_bytes,
+        measured_peak_bytes=measured_peak_bytes,
     )
 
 

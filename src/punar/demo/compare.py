@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from punar.api import Remat
 from punar.errors import InfeasibleBudget
 from punar.reporting import Comparison, Row
+from punar.reporting.report import count
 
 if TYPE_CHECKING:
     from punar.demo.task import Batch, Task
@@ -125,7 +126,7 @@ def _forward_backward(run: Run, task: Task, batch: Batch) -> Tensor:
 
 def _plain_row(plain: Run, others: Sequence[Run]) -> Row:
     stats = list(plain.remat.stats)
-    measured = max(step.measured_peak_bytes for step in stats)
+    measured = max(step.measured_peak_bytes or 0 for step in stats)
     plan = next((run.remat.plan for run in others if run.remat.plan is not None), None)
     return Row(
         budget=plain.label,
@@ -146,11 +147,13 @@ def _row(run: Run, plain: Run) -> Row:
     report = run.remat.report()
     plan, seen = report.plan, report.obeyed or report.traced
     assert seen is not None
+    measured = seen.peak_bytes
+    assert measured is not None
     return Row(
         budget=run.label,
-        budget_bytes=seen.peak_bytes if plan is None else plan.budget_bytes,
-        predicted_peak_bytes=seen.peak_bytes if plan is None else plan.peak_bytes,
-        measured_peak_bytes=seen.peak_bytes,
+        budget_bytes=measured if plan is None else plan.budget_bytes,
+        predicted_peak_bytes=measured if plan is None else plan.peak_bytes,
+        measured_peak_bytes=measured,
         time_ratio=_time_ratio(run, plain),
         kept_bytes=seen.kept_bytes,
         recomputed_bytes=seen.recomputed_bytes,
@@ -199,4 +202,4 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _device_name() -> str:
-    return f"cpu, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"cpu, {count(torch.get_num_threads(), 'thread')}, torch {torch.__version__}"

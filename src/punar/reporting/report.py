@@ -16,7 +16,7 @@ class StepLike(Protocol):
     """What a report asks of the record of one finished step."""
 
     @property
-    def measured_peak_bytes(self) -> int: ...
+    def measured_peak_bytes(self) -> int | None: ...
     @property
     def predicted_peak_bytes(self) -> int | None: ...
     @property
@@ -37,11 +37,13 @@ class StepLike(Protocol):
 class Measured:
     """Several steps in one line: the highest peaks, the median time, and the last step's bytes and operators.
 
-    ``predicted_peak_bytes`` is None where none of them obeyed a plan.
+    ``unwatched``: how many of them have no measured peak.
+    ``peak_bytes`` is None where none of them was watched, ``predicted_peak_bytes`` where none of them obeyed a plan.
     """
 
     steps: int
-    peak_bytes: int
+    unwatched: int
+    peak_bytes: int | None
     predicted_peak_bytes: int | None
     time_ns: int
     kept_bytes: int
@@ -116,7 +118,7 @@ class Report:
     def _rows(self) -> list[tuple[str, str, str]]:
         plan, seen = self.plan, self.obeyed
         return [
-            ("peak, whole step", format_bytes(plan.peak_bytes) if plan else "-", format_bytes(seen.peak_bytes) if seen else "-"),
+            ("peak, whole step", format_bytes(plan.peak_bytes) if plan else "-", peak_text(seen)),
             ("peak, plain step", format_bytes(plan.plain_peak_bytes) if plan else "-", "-"),
             ("time of a step", format_seconds(plan.step_time_ns) if plan else "-", format_seconds(seen.time_ns) if seen else "-"),
             ("time, plain step", format_seconds(plan.plain_time_ns) if plan else "-", "-"),
@@ -130,14 +132,14 @@ class Report:
         notes = []
         if self.obeyed:
             notes.append(f"measured: highest peak and median time of {count(self.obeyed.steps, 'step')}")
+        if self.obeyed and self.obeyed.unwatched:
+            notes.append(f"{self.obeyed.unwatched} of them ran unwatched, since nothing is dropped; their peaks are not measured")
         if self.others:
             promised = "" if self.others.predicted_peak_bytes is None else f", {format_bytes(self.others.predicted_peak_bytes)} predicted"
             steps = count(self.others.steps, "step")
-            notes.append(
-                f"{steps} under other plans, of other shapes or times: highest peak {format_bytes(self.others.peak_bytes)} measured{promised}"
-            )
+            notes.append(f"{steps} under other plans, of other shapes or times: highest peak {peak_text(self.others)} measured{promised}")
         if self.ignored:
-            peak = format_bytes(self.ignored.peak_bytes)
+            peak = peak_text(self.ignored)
             notes.append(
                 f"{count(self.ignored.steps, 'step')} without a plan made for it: nothing was recomputed, highest peak {peak} measured"
             )
@@ -154,7 +156,8 @@ def measure(steps: Sequence[StepLike]) -> Measured | None:
         return None
     return Measured(
         steps=len(steps),
-        peak_bytes=max(step.measured_peak_bytes for step in steps),
+        unwatched=sum(step.measured_peak_bytes is None for step in steps),
+        peak_bytes=max((step.measured_peak_bytes for step in steps if step.measured_peak_bytes is not None), default=None),
         predicted_peak_bytes=max((step.predicted_peak_bytes for step in steps if step.predicted_peak_bytes is not None), default=None),
         time_ns=int(median(step.time_ns for step in steps)),
         kept_bytes=steps[-1].kept_bytes,
@@ -168,6 +171,11 @@ def is_same(plan: Plan | None, other: Plan | None) -> bool:
     if plan is None or other is None:
         return plan is other
     return all(getattr(plan, name) == getattr(other, name) for name in ("budget_bytes", "peak_bytes", "hold_from", "fingerprint"))
+
+
+def peak_text(seen: Measured | None) -> str:
+    """The highest measured peak, or a dash."""
+    return "-" if seen is None or seen.peak_bytes is None else format_bytes(seen.peak_bytes)
 
 
 def count(number: int, noun: str) -> str:

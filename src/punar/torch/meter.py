@@ -166,6 +166,10 @@ class Meter:
         if self.live + extra > self.peak:
             self.peak = self.live + extra
 
+    def allocator_peak(self) -> int | None:
+        """The peak as the device's own statistics have it, without any operator being seen; None where there are none."""
+        return None
+
     def now_ns(self) -> int:
         """The time at which all that was asked of the device is done."""
         return time.perf_counter_ns()
@@ -198,12 +202,15 @@ class CudaMeter(Meter):
     def count(self, out: Any, peak_bytes: int) -> None:
         return None
 
+    def allocator_peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
+
     def now_ns(self) -> int:
         torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
 
     def peak_with(self, source_bytes: int) -> int:
-        return torch.cuda.max_memory_allocated(self.device)
+        return self.allocator_peak()
 
 
 def meter_for(device: torch.device) -> Meter:

@@ -30,8 +30,9 @@ from punar.ir import Trace
 from punar.plan import Plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
+from punar.torch.calm import Calm
 from punar.torch.follower import DroppedHandle, Follower, Handle, Script, run_metered
-from punar.torch.functorch import hooks
+from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
@@ -68,12 +69,13 @@ _owners = itertools.count(1)
 class StepStats:
     """What one ``with`` block did. Units: bytes of the whole step, nanoseconds of wall time.
 
+    ``measured_peak_bytes``: None where the block ran unwatched, since nothing was to be dropped in it, on a device that keeps no statistics.
     ``predicted_peak_bytes``: the highest of the plans obeyed in the block, None where there was none. ``kept_bytes``: held for backward by
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
     ``is_traced``: the block ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
     """
 
-    measured_peak_bytes: int
+    measured_peak_bytes: int | None
     predicted_peak_bytes: int | None
     time_ns: int
     kept_bytes: int
@@ -138,6 +140,7 @@ class Session(TorchDispatchMode):
         self.device = torch.device("cpu")
         self.count = ReplayCount()
         self.cache, self.ledger = CostCache({}), Ledger()
+        self.calm, self.is_watched = Calm(), True
         self.phase: Waiting | Tracer | Follower | None = None
         self.pending: Tracer | None = None
         self.pending_key = ("", 0)
@@ -199,12 +202,18 @@ class Session(TorchDispatchMode):
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.obeyed, self.key = [], None
         self.meter.start()
-        self.phase = Waiting(self)
+        self.calm.begin()
+        self.is_watched = not self.calm.is_calm
+        self.phase = Waiting(self) if self.is_watched else None
         self.started_ns = self.episode_started_ns = time.perf_counter_ns()
         self.episode_replay_ns = 0
         with ExitStack() as stack:
-            stack.enter_context(hooks(self.pack, unpack))
-            stack.enter_context(self)
+            if self.is_watched:
+                stack.enter_context(hooks(self.pack, unpack))
+                stack.enter_context(self)
+            else:
+                self.unwatched = Episode(self.owner)
+                stack.enter_context(hooks(self.glance, unpack))
             self.stack = stack.pop_all()
         _local.session, active.owner = self, self.owner
 
@@ -228,10 +237,13 @@ class Session(TorchDispatchMode):
             self.pending.pause()
             if self.pending.episode.handles == 0:
                 self.complete()
+        if not self.is_watched:
+            return self.unwatched_stats(time_ns)
         plan = self.obeyed[-1] if self.obeyed else None
         measured_peak_bytes = max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes)
         if not is_failed and not self.is_traced:
             self.allow(measured_peak_bytes)
+        self.calm.end_watched(is_plain=not (is_failed or self.is_traced) and self.is_plain(measured_peak_bytes))
         return StepStats(
             measured_peak_bytes=measured_peak_bytes,
             predicted_peak_bytes=max((plan.peak_bytes for plan in self.obeyed), default=None),
@@ -242,6 +254,27 @@ class Session(TorchDispatchMode):
             is_traced=self.is_traced,
             plan=plan,
         )
+
+    def unwatched_stats(self, time_ns: int) -> StepStats:
+        """What can be said of a block that ran as it is."""
+        self.calm.end_unwatched()
+        plan = self.plan if self.calm.is_known else None
+        return StepStats(
+            measured_peak_bytes=self.meter.allocator_peak(),
+            predicted_peak_bytes=None if plan is None else plan.peak_bytes,
+            time_ns=time_ns,
+            kept_bytes=0 if plan is None else plan.kept_bytes,
+            recomputed_bytes=0,
+            replayed_operators=0,
+            is_traced=False,
+            plan=plan,
+        )
+
+    def is_plain(self, measured_peak_bytes: int) -> bool:
+        """Whether plans with a budget were obeyed in the block that held everything, and what was promised was kept."""
+        budgeted = all(plan.solver != "none" and not any(plan.skeleton.is_recorded) for plan in self.obeyed)
+        within = all(measured_peak_bytes <= plan.budget_bytes for plan in self.obeyed)
+        return self.fixed is None and self.is_plan_followed and budgeted and within
 
     def leave_episode(self) -> None:
         """The forward pass is over, for whatever reason."""
@@ -316,9 +349,16 @@ class Session(TorchDispatchMode):
             phase = self.next_episode()
         return phase.on_op(func, args, kwargs)
 
+    def glance(self, tensor: Tensor) -> Handle:
+        """Autograd saves one of the first tensors of an unwatched block; the others it saves unseen."""
+        if not in_backward() and not self.calm.look(tensor):
+            remove_hooks()
+        return Handle(tensor, self.unwatched)
+
     def pack(self, tensor: Tensor) -> Handle | DroppedHandle:
         phase = self.phase or self.calling
         assert phase is not None
+        self.calm.look(tensor)
         episode = phase.episode
         if not episode.handles and episode.saves and not in_backward():
             phase = self.next_episode()

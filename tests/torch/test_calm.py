@@ -1,0 +1,162 @@
+"""Where a plan drops nothing: are steps left alone, and watched again when they change?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import punar
+from tests.torch.harness import outcome, seed_all
+from tests.torch.models import make_blocks
+
+Step = Callable[[nn.Module, Tensor], Tensor]
+
+
+def backward(model: nn.Module, x: Tensor) -> Tensor:
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+
+def run(remat: punar.Remat, model: nn.Module, x: Tensor, steps: int, step: Step = backward) -> None:
+    for _ in range(steps):
+        model.zero_grad()
+        with remat:
+            step(model, x)
+
+
+def watched(remat: punar.Remat) -> list[bool]:
+    return [stats.measured_peak_bytes is not None for stats in remat.stats]
+
+
+@pytest.fixture
+def calm() -> tuple[punar.Remat, nn.Module, Tensor]:
+    remat, model, x = punar.Remat(budget=1.0), make_blocks(), torch.randn(64, 32)
+    run(remat, model, x, 7)
+    assert watched(remat) == [True] * 6 + [False]
+    return remat, model, x
+
+
+def test_one_in_sixty_five_is_watched(calm: tuple[punar.Remat, nn.Module, Tensor]) -> None:
+    remat, model, x = calm
+    run(remat, model, x, 70)
+    assert [i for i, is_watched in enumerate(watched(remat)) if is_watched] == [*range(6), 70]
+
+
+@pytest.mark.parametrize("budget", [None, "min", 0.7])
+def test_measuring_and_dropping_steps_are_always_watched(budget: str | float | None) -> None:
+    remat = punar.Remat(budget=budget)
+    run(remat, make_blocks(), torch.randn(64, 32), 9)
+    assert all(watched(remat))
+
+
+def test_a_plan_that_is_given_is_always_watched() -> None:
+    model, x = make_blocks(), torch.randn(64, 32)
+    profile = punar.profile(model, x, lambda model, x: model(x).square().mean())
+    remat = punar.Remat(plan=punar.solve(profile, budget=1.0))
+    run(remat, model, x, 9)
+    assert all(watched(remat))
+
+
+def test_another_shape_is_noticed_and_then_recorded(calm: tuple[punar.Remat, nn.Module, Tensor]) -> None:
+    remat, model, _ = calm
+    run(remat, model, torch.randn(128, 32), 2)
+    assert watched(remat)[-2:] == [False, True]
+    assert remat.stats[-2].plan is None
+    assert remat.stats[-1].is_traced
+
+
+def test_a_budget_in_bytes_holds_from_the_second_larger_step_on() -> None:
+    model = make_blocks()
+    small, large = torch.randn(64, 32), torch.randn(512, 32)
+    plain = punar.Remat()
+    run(plain, model, large, 2)
+    budget = plain.stats[-1].measured_peak_bytes * 3 // 4
+    remat = punar.Remat(budget=budget)
+    run(remat, model, small, 8)
+    run(remat, model, large, 3)
+    assert watched(remat)[-3:] == [False, True, True]
+    assert remat.stats[-1].measured_peak_bytes <= budget
+
+
+def second_order(model: nn.Module, x: Tensor) -> Tensor:
+    loss = model(x).square().mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(g.square().sum() for g in gradients)).backward()
+    return loss
+
+
+def other_hooks(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        hidden = model[0](x)
+    loss = model[1:](hidden).square().mean()
+    loss.backward()
+    return loss
+
+
+def transform(model: nn.Module, x: Tensor) -> Tensor:
+    scale = torch.func.grad(lambda y: y.square().sum())(x).mean()
+    loss = model(x).square().mean() * scale
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("step", [backward, second_order, other_hooks, transform])
+def test_an_unwatched_step_is_the_plain_one(step: Step) -> None:
+    def train(remat: punar.Remat | None) -> list:
+        seed_all(0)
+        model, x, found = make_blocks(), torch.randn(64, 32), []
+        for _ in range(9):
+            model.zero_grad()
+            if remat is None:
+                loss = step(model, x)
+            else:
+                with remat:
+                    loss = step(model, x)
+            found.append(outcome(model, loss))
+        return found
+
+    remat = punar.Remat(budget=1.0)
+    plain, checked = train(None), train(remat)
+    assert not all(watched(remat))
+    assert [a.differences(b) for a, b in zip(plain, checked, strict=True)] == [[]] * 9
+
+
+def test_a_write_into_a_saved_tensor_raises_as_in_eager(calm: tuple[punar.Remat, nn.Module, Tensor]) -> None:
+    """Also into one of the first, which hooks have looked at."""
+    remat, model, x = calm
+    y = torch.randn(64, 32, requires_grad=True)
+
+    def fail() -> None:
+        with remat:
+            hidden = (x * y).exp()
+            loss = hidden.square().sum()
+            hidden.add_(1)
+            loss.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        fail()
+    run(remat, model, x, 1)
+    assert watched(remat)[-1]
+
+
+def test_an_error_inside_leaves_no_hooks(calm: tuple[punar.Remat, nn.Module, Tensor]) -> None:
+    remat, model, _ = calm
+
+    def fail() -> None:
+        with remat:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    run(remat, model, torch.randn(64, 32), 1)
+
+
+def test_the_report_says_so(calm: tuple[punar.Remat, nn.Module, Tensor]) -> None:
+    remat, model, x = calm
+    run(remat, model, x, 3)
+    assert "4 of them ran unwatched, since nothing is dropped; their peaks are not measured" in str(remat.report())
