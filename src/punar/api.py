@@ -15,7 +15,7 @@ import torch
 from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
 from punar.ir import Trace
 from punar.plan import Plan, make_plan, simulate
-from punar.plan.plan import read_text, write_text
+from punar.plan.plan import read_file, write_text
 from punar.reporting.report import Report
 from punar.solvers import find, least
 from punar.solvers import solve as solve_trace
@@ -189,17 +189,30 @@ def budget_in_bytes(trace: Trace, budget: str | int | float, plain_peak_bytes: i
     """A budget as bytes of the whole step.
 
     Raises:
-        BudgetError: it is more than the device has.
+        BudgetError: it is more than the device has, or ``"auto"`` for a step that was recorded on another machine.
     """
-    total, free = device_memory(trace.device)
-    if budget == "auto":
-        return int((free + trace.resident_bytes + extra_bytes) * _AUTO_MARGIN)
     if isinstance(budget, float):
         return trace.resident_bytes + extra_bytes + int(budget * (plain_peak_bytes - trace.resident_bytes))
+    if budget == "auto":
+        if not has_device(trace.device):
+            raise BudgetError(
+                f'budget "auto" is what the device has free; the step was recorded on {trace.device}, which this machine has not: '
+                'give bytes such as "6 GiB" or a fraction such as 0.4'
+            )
+        return int((device_memory(trace.device)[1] + trace.resident_bytes + extra_bytes) * _AUTO_MARGIN)
     assert isinstance(budget, int)
-    if budget > total:
+    if has_device(trace.device) and budget > (total := device_memory(trace.device)[0]):
         raise BudgetError(f"budget {format_bytes(budget)} is above what {trace.device} has, {format_bytes(total)}; give at most that")
     return budget
+
+
+def has_device(name: str) -> bool:
+    """Whether this machine has a device of this name: a profile may come from another one."""
+    try:
+        kind = torch.device(name)
+    except RuntimeError:
+        return False
+    return kind.type != "cuda" or (torch.cuda.is_available() and (kind.index or 0) < torch.cuda.device_count())
 
 
 def device_memory(device: str) -> tuple[int, int]:
@@ -234,7 +247,7 @@ class Profile:
         Raises:
             PlanError: the file cannot be read or holds no profile of ours.
         """
-        return cls(trace=Trace.from_json(read_text(path)))
+        return cls(trace=read_file(path, Trace.from_json))
 
 
 def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:

@@ -23,11 +23,13 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from punar.errors import PlanError
+from punar.ir.fields import Field, FieldError
 
 FORMAT = "punar-trace"
 VERSION = 1
@@ -190,21 +192,11 @@ class Trace:
         """
         body = read_json(text, FORMAT, VERSION)
         try:
-            trace = cls(
-                device=str(body["device"]),
-                ops=tuple(_op_from_row(row) for row in body["ops"]),
-                values=tuple(Value(id=i, storage=s, version=v, producer=p) for i, (s, v, p) in enumerate(body["values"])),
-                storages=tuple(Storage(id=i, bytes=b, is_source=bool(c), module=m) for i, (b, c, m) in enumerate(body["storages"])),
-                saves=tuple(Save(id=i, value=v) for i, v in enumerate(body["saves"])),
-                events=tuple(Event(EventKind(k), i) for k, i in body["events"]),
-                resident_bytes=int(body["resident_bytes"]),
-                overhead_ns=int(body["overhead_ns"]),
-                is_backward_seen=bool(body["is_backward_seen"]),
-                meta=dict(body["meta"]),
-            )
+            trace = _trace_from_body(body)
+            check_references(trace)
             check(trace)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PlanError(f"the trace is damaged: {type(error).__name__}: {error}; profile the step again") from error
+        except ValueError as error:
+            raise PlanError(f"the trace is damaged: {error}; profile the step again") from error
         return trace
 
 
@@ -212,7 +204,7 @@ def read_json(text: str, format: str, version: int) -> dict[str, Any]:
     """Parses one of our files and checks what it says it is."""
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"asked to read a {format} file, found no JSON ({error}); make the file again") from error
     if not isinstance(body, dict) or body.get("format") != format:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
@@ -222,23 +214,140 @@ def read_json(text: str, format: str, version: int) -> dict[str, Any]:
     return body
 
 
-def _op_from_row(row: list[Any]) -> Op:
-    id, name, kind, is_backward, has_grad_mode, module, signature, inputs, outputs, time_ns, peak_bytes, is_replayable, clobbers = row
-    return Op(
-        id=int(id),
-        name=str(name),
-        kind=str(kind),
-        is_backward=bool(is_backward),
-        has_grad_mode=bool(has_grad_mode),
-        module=str(module),
-        signature=str(signature),
-        inputs=tuple(map(int, inputs)),
-        outputs=tuple(map(int, outputs)),
-        time_ns=int(time_ns),
-        peak_bytes=int(peak_bytes),
-        is_replayable=bool(is_replayable),
-        clobbers=tuple(map(int, clobbers)),
+KINDS = (
+    *("matmul", "attention", "convolution", "norm", "random", "copy"),
+    *("factory", "view", "collective", "prelude", "other"),
+)
+"""What an operator may be (see ``Op``)."""
+
+_OP_FIELDS = tuple(f.name for f in fields(Op))
+_DEVICE = re.compile(r"[a-z_]+(:[0-9]{1,4})?")
+_TABLES = ("device", "ops", "values", "storages", "saves", "events")
+_SCALARS = ("resident_bytes", "overhead_ns", "is_backward_seen", "meta")
+
+
+def _trace_from_body(body: dict[str, Any]) -> Trace:
+    """Reads each field for itself; ``check_references`` and ``check`` see whether they go together.
+
+    Raises:
+        FieldError: a field is not what it must be.
+    """
+    part = Field("", body).members(("format", "version", *_TABLES, *_SCALARS))
+    return Trace(
+        device=_device_from(part["device"]),
+        ops=tuple(_op_from_row(row) for row in part["ops"].items()),
+        values=tuple(_value_from_row(id, row) for id, row in enumerate(part["values"].items())),
+        storages=tuple(_storage_from_row(id, row) for id, row in enumerate(part["storages"].items())),
+        saves=tuple(Save(id=id, value=value) for id, value in enumerate(part["saves"].numbers())),
+        events=tuple(_event_from_row(row) for row in part["events"].items()),
+        resident_bytes=part["resident_bytes"].number(),
+        overhead_ns=part["overhead_ns"].number(),
+        is_backward_seen=part["is_backward_seen"].flag(),
+        meta=_meta_from(part["meta"]),
     )
+
+
+def _device_from(found: Field) -> str:
+    if not _DEVICE.fullmatch(found.text()):
+        raise found.is_wrong('a device such as "cpu" or "cuda:0"')
+    return found.text()
+
+
+def _op_from_row(row: Field) -> Op:
+    part = dict(zip(_OP_FIELDS, row.columns(*_OP_FIELDS), strict=True))
+    if part["kind"].text() not in KINDS:
+        raise part["kind"].is_wrong(f"one of {', '.join(KINDS)}")
+    return Op(
+        id=part["id"].number(),
+        name=part["name"].text(),
+        kind=part["kind"].text(),
+        is_backward=part["is_backward"].flag(),
+        has_grad_mode=part["has_grad_mode"].flag(),
+        module=part["module"].text(),
+        signature=part["signature"].text(),
+        inputs=part["inputs"].numbers(),
+        outputs=part["outputs"].numbers(),
+        time_ns=part["time_ns"].number(),
+        peak_bytes=part["peak_bytes"].number(),
+        is_replayable=part["is_replayable"].flag(),
+        clobbers=part["clobbers"].numbers(),
+    )
+
+
+def _value_from_row(id: int, row: Field) -> Value:
+    storage, version, producer = row.columns("storage", "version", "producer")
+    return Value(id=id, storage=storage.number(), version=version.number(), producer=producer.number(least=-1))
+
+
+def _storage_from_row(id: int, row: Field) -> Storage:
+    size, is_source, module = row.columns("bytes", "is_source", "module")
+    return Storage(id=id, bytes=size.number(), is_source=is_source.flag(), module=module.text())
+
+
+def _event_from_row(row: Field) -> Event:
+    kind, id = row.columns("kind", "id")
+    return Event(EventKind(kind.number(most=max(EventKind))), id.number())
+
+
+def _meta_from(found: Field) -> dict[str, str]:
+    """Notes on the step. Those whose names end with ``_bytes`` are numbers."""
+    if type(found.content) is not dict:
+        raise found.is_wrong("an object")
+    meta = {}
+    for name, content in found.content.items():
+        note = Field(f"meta.{name}", content)
+        meta[name] = note.text()
+        if name.endswith("_bytes") and not re.fullmatch("[0-9]{1,16}", note.text()):
+            raise note.is_wrong("a text of a whole number")
+    return meta
+
+
+def check_references(trace: Trace) -> None:
+    """Raises ``FieldError`` where a row names another that is not there, or two rows that name each other disagree."""
+    values = len(trace.values)
+    for op in trace.ops:
+        for name in ("inputs", "outputs", "clobbers"):
+            for id in getattr(op, name):
+                _check_id(f"ops[{op.id}].{name}", id, values, "values")
+        if op.kind == "prelude" and (op.is_replayable or op.is_backward):
+            raise FieldError(f"ops[{op.id}].is_replayable or .is_backward is true, which what came before the step cannot be")
+    for save in trace.saves:
+        _check_id(f"saves[{save.id}]", save.value, values, "values")
+    for value in trace.values:
+        _check_id(f"values[{value.id}].storage", value.storage, len(trace.storages), "storages")
+        _check_id(f"values[{value.id}].producer", value.producer, len(trace.ops), "ops")
+    tables = {EventKind.RUN: ("ops", len(trace.ops)), EventKind.FREE: ("storages", len(trace.storages))}
+    for place, (kind, id) in enumerate(trace.events):
+        name, count = tables.get(kind, ("saves", len(trace.saves)))
+        _check_id(f"events[{place}].id", id, count, name)
+    _check_makers(trace)
+    _check_versions(trace)
+
+
+def _check_id(place: str, id: int, count: int, table: str) -> None:
+    if id >= count:
+        raise FieldError(f"{place} names number {id} of {table}, there are {count}")
+
+
+def _check_makers(trace: Trace) -> None:
+    """An operator's outputs and their producers are one relation, written down twice."""
+    made = [v for op in trace.ops for v in op.outputs]
+    if len(made) != len(set(made)):
+        raise FieldError("ops[...].outputs name a value twice")
+    for value in trace.values:
+        if value.producer >= 0 and value.id not in trace.ops[value.producer].outputs:
+            raise FieldError(f"values[{value.id}].producer is {value.producer}, whose outputs do not have it")
+
+
+def _check_versions(trace: Trace) -> None:
+    """A storage's values count up from 0, and the first one says whether it was there before the step (Rules 1 and 2)."""
+    following = [0] * len(trace.storages)
+    for value in trace.values:
+        if value.version != following[value.storage]:
+            raise FieldError(f"values[{value.id}].version is {value.version}, it must be {following[value.storage]}")
+        following[value.storage] += 1
+        if not value.version and trace.storages[value.storage].is_source != (value.producer < 0):
+            raise FieldError(f"storages[{value.storage}].is_source does not agree with values[{value.id}].producer")
 
 
 def check(trace: Trace) -> None:
@@ -251,32 +360,33 @@ def check(trace: Trace) -> None:
     made = [value.producer < 0 for value in trace.values]
     ran = [False] * len(trace.ops)
     state = [0] * len(trace.saves)
-    for kind, id in trace.events:
+    for place, (kind, id) in enumerate(trace.events):
+        where = f"events[{place}], {kind.name} {id},"
         if id < 0:
-            raise ValueError(f"negative id in {kind.name}")
+            raise ValueError(f"{where} has a negative id")
         match kind:
             case EventKind.RUN:
                 op = trace.ops[id]
                 if ran[id] or not all(made[v] for v in op.inputs):
-                    raise ValueError(f"operator {id} ({op.name}) runs twice, or before its inputs are made")
+                    raise ValueError(f"{where} runs {op.name} twice, or before its inputs are made")
                 ran[id] = True
                 for value in op.outputs:
                     if trace.values[value].producer != id:
-                        raise ValueError(f"value {value} is not of operator {id}")
+                        raise ValueError(f"ops[{id}].outputs has value {value}, whose producer is {trace.values[value].producer}")
                     made[value] = True
             case EventKind.SAVE | EventKind.RELEASE:
                 if kind == EventKind.SAVE and not made[trace.saves[id].value]:
-                    raise ValueError(f"save {id} of a value that is not made yet")
+                    raise ValueError(f"{where} is of a value that is not made yet")
                 if state[id] != (kind == EventKind.RELEASE):
-                    raise ValueError(f"{kind.name} {id} out of order")
+                    raise ValueError(f"{where} is out of order")
                 state[id] += 1
             case EventKind.DEMAND | EventKind.RETURN:
                 if state[id] != 1:
-                    raise ValueError(f"{kind.name} {id} out of order")
+                    raise ValueError(f"{where} is out of order")
             case EventKind.FREE:
                 trace.storages[id]
     if not all(ran):
-        raise ValueError("an operator never runs")
+        raise ValueError(f"ops[{ran.index(False)}] never runs")
     if trace.resident_bytes < 0 or any(s.bytes < 0 for s in trace.storages) or any(o.time_ns < 0 or o.peak_bytes < 0 for o in trace.ops):
         raise ValueError("a negative size or time")
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from punar.errors import PlanError
+from punar.ir.fields import Field, FieldError
 from punar.ir.lineage import NEVER, close, recorded_ops
 from punar.ir.trace import Trace, read_json
 from punar.plan.simulate import simulate
 
 FORMAT = "punar-plan"
 VERSION = 1
+
+T = TypeVar("T")
 
 _WATCH_NS = 15_000
 """What a step takes beside its operators, for each of them, until it has been measured; see ``benchmarks/overhead.py``."""
@@ -93,11 +98,12 @@ class Plan:
             PlanError: the text is not a plan of ours, is damaged, or is of another version.
         """
         body = read_json(text, FORMAT, VERSION)
-        del body["format"], body["version"]
         try:
-            return _plan_from_body(body)
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanError(f"the plan is damaged: {type(error).__name__}: {error}; solve for it again") from error
+            plan = _plan_from_body(body)
+            check(plan)
+        except FieldError as error:
+            raise PlanError(f"the plan is damaged: {error}; solve for it again") from error
+        return plan
 
     def save(self, path: str | Path) -> None:
         """Writes the plan to a file.
@@ -114,14 +120,23 @@ class Plan:
         Raises:
             PlanError: the file cannot be read or holds no plan of ours.
         """
-        return cls.from_json(read_text(path))
+        return read_file(path, cls.from_json)
+
+
+def read_file(path: str | Path, parse: Callable[[str], T]) -> T:
+    """Reads one of our files and has what is said of its contents name it."""
+    text = read_text(path)
+    try:
+        return parse(text)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Writes a text file of ours, with an error of ours where that fails."""
     try:
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:
         raise PlanError(f"asked to write {path}, which failed: {error}; give a path that can be written") from error
 
 
@@ -129,33 +144,92 @@ def read_text(path: str | Path) -> str:
     """Reads a text file of ours, with an error of ours where that fails."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise PlanError(f"asked to read {path}, which failed: {error}; give the path of a file that punar wrote") from error
 
 
+_TEXTS = ("fingerprint", "solver")
+_PEAKS = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes")
+_COSTS = ("time_ns", "plain_time_ns", "bound_ns", "kept_bytes", "recomputed_bytes", "replayed_ops")
+_MOST_COST = 1 << 62
+"""Sums over a step may exceed what one of its operators can take."""
+
+
 def _plan_from_body(body: dict[str, Any]) -> Plan:
-    raw = body.pop("skeleton")
-    skeleton = Skeleton(
-        signature=str(raw["signature"]),
-        names=tuple(map(str, raw["names"])),
-        has_grad_mode=tuple(map(bool, raw["has_grad_mode"])),
-        is_recorded=tuple(map(bool, raw["is_recorded"])),
-        holds=tuple(tuple((int(h), int(r), int(b)) for h, r, b in row) for row in raw["holds"]),
-        peak_bytes=tuple(map(int, raw["peak_bytes"])),
-        backward=tuple((str(name), int(size)) for name, size in raw["backward"]),
+    """Reads each field for itself; ``check`` sees whether they go together.
+
+    Raises:
+        FieldError: a field is not what it must be.
+    """
+    part = Field("", body).members(("format", "version", *_TEXTS, *_PEAKS, *_COSTS, "hold_from", "skeleton"))
+    texts = {name: part[name].text() for name in _TEXTS}
+    numbers = {name: part[name].number(most=_MOST_COST) for name in (*_PEAKS, *_COSTS)}
+    hold_from = part["hold_from"].numbers(most=NEVER)
+    return Plan(**texts, **numbers, hold_from=hold_from, skeleton=_skeleton_from(part["skeleton"]))  # type: ignore[arg-type]
+
+
+def _skeleton_from(found: Field) -> Skeleton:
+    part = found.members(("signature", "names", "has_grad_mode", "is_recorded", "holds", "peak_bytes", "backward"))
+    rows = {name: len(part[name].items()) for name in ("names", "has_grad_mode", "is_recorded", "holds", "peak_bytes")}
+    if len({*rows.values()}) != 1:
+        raise FieldError(f"skeleton's rows are not equally many: {', '.join(f'{name} {count}' for name, count in rows.items())}")
+    return Skeleton(
+        signature=part["signature"].text(),
+        names=part["names"].texts(),
+        has_grad_mode=part["has_grad_mode"].flags(),
+        is_recorded=part["is_recorded"].flags(),
+        holds=tuple(tuple(_hold_from_row(hold) for hold in row.items()) for row in part["holds"].items()),
+        peak_bytes=part["peak_bytes"].numbers(),
+        backward=tuple(_backward_from_row(row) for row in part["backward"].items()),
     )
-    lengths = {len(skeleton.names), len(skeleton.has_grad_mode), len(skeleton.is_recorded), len(skeleton.holds), len(skeleton.peak_bytes)}
-    if len(lengths) != 1:
-        raise ValueError(f"the skeleton's rows have lengths {sorted(lengths)}")
-    hold_from = tuple(map(int, body.pop("hold_from")))
-    texts = {name: str(body.pop(name)) for name in ("fingerprint", "solver")}
-    numbers = {name: int(value) for name, value in body.items()}
-    return Plan(skeleton=skeleton, hold_from=hold_from, **texts, **numbers)  # type: ignore[arg-type]
+
+
+def _hold_from_row(row: Field) -> tuple[int, int, int]:
+    hold_from, rank, size = row.columns("hold_from", "rank", "bytes")
+    return hold_from.number(most=NEVER), rank.number(), size.number()
+
+
+def _backward_from_row(row: Field) -> tuple[str, int]:
+    name, size = row.columns("name", "peak_bytes")
+    return name.text(), size.number()
+
+
+def check(plan: Plan) -> None:
+    """Raises ``FieldError`` where parts of a plan contradict one another, so that one of them must be damaged."""
+    if not re.fullmatch("[0-9a-f]{32}", plan.fingerprint):
+        raise FieldError(f"fingerprint is {plan.fingerprint!r}, it must be 32 hexadecimal digits")
+    if not plan.solver:
+        raise FieldError("solver is empty, it must name the solver")
+    for name in ("peak_bytes", "plain_peak_bytes"):
+        if getattr(plan, name) < plan.resident_bytes:
+            raise FieldError(f"{name} is {getattr(plan, name)}, less than the {plan.resident_bytes} B of resident_bytes")
+    if plan.time_ns < plan.plain_time_ns:
+        raise FieldError(f"time_ns is {plan.time_ns}, less than the {plan.plain_time_ns} ns of plain_time_ns")
+    _check_holds(plan)
+
+
+def _check_holds(plan: Plan) -> None:
+    """The skeleton repeats what ``hold_from`` says of the values that replays make or start from.
+
+    Every value that is dropped and held again later is among them (``lineage.close``), of the others some.
+    """
+    bones = plan.skeleton
+    for place, (is_recorded, row) in enumerate(zip(bones.is_recorded, bones.holds, strict=True)):
+        if is_recorded != bool(row):
+            raise FieldError(f"skeleton.holds[{place}] has {len(row)} values, skeleton.is_recorded[{place}] is {is_recorded}")
+    rows = [hold for row in bones.holds for hold in row]
+    ranks = [rank for _, rank, _ in rows if rank]
+    if len(ranks) != len(set(ranks)):
+        raise FieldError("skeleton.holds gives two values the same rank")
+    here, there = Counter(hold for hold, _, _ in rows), Counter(plan.hold_from)
+    for hold in here.keys() | there.keys():
+        if here[hold] > there[hold] or (0 < hold < NEVER and here[hold] < there[hold]):
+            raise FieldError(f"hold_from has {there[hold]} times {hold}, skeleton.holds {here[hold]} times: they are not of one plan")
 
 
 def make_plan(trace: Trace, hold_from: Sequence[int], *, solver: str, budget_bytes: int, bound_ns: int = 0) -> Plan:
     """Closes ``hold_from`` over what replays need, has it judged, and writes it up as a plan."""
-    closed = close(trace, hold_from)
+    closed = tuple(min(hold, NEVER) for hold in close(trace, hold_from))
     judged = simulate(trace, closed, is_closed=True)
     plain = simulate(trace, (0,) * len(trace.values))
     return Plan(
@@ -192,7 +266,7 @@ def _skeleton(trace: Trace, hold_from: tuple[int, ...]) -> Skeleton:
         names=tuple(op.name for op in ops),
         has_grad_mode=tuple(op.has_grad_mode for op in ops),
         is_recorded=tuple(recorded[op.id] for op in ops),
-        holds=tuple(tuple((min(hold_from[v], NEVER), rank[v], sizes[v]) for v in op.outputs) if recorded[op.id] else () for op in ops),
+        holds=tuple(tuple((hold_from[v], rank[v], sizes[v]) for v in op.outputs) if recorded[op.id] else () for op in ops),
         peak_bytes=tuple(op.peak_bytes for op in ops),
         backward=tuple((op.name, op.peak_bytes) for op in trace.ops if op.is_backward),
     )
