@@ -16,7 +16,7 @@ from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError
 from punar.ir import Trace
 from punar.plan import Plan, make_plan, simulate
 from punar.plan.plan import read_file, write_text
-from punar.reporting.report import Report
+from punar.reporting.report import Report, count
 from punar.solvers import find, least
 from punar.solvers import solve as solve_trace
 from punar.torch.follower import Script
@@ -253,23 +253,45 @@ class Profile:
 def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:
     """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
 
-    The step runs once before it is recorded, so that one-time costs do not count. Gradients that the model has now are taken to be
-    there in the step, as when accumulating.
+    The step runs once before it is recorded, so that one-time costs do not count, and where the device is a CPU three times after it: while a
+    step is recorded its operators run beside a memory profiler, and each is timed in those passes instead. Gradients that the model
+    has now are taken to be there in the step, as when accumulating.
 
     Raises:
         UsageError: the loss is no scalar tensor, or nothing requires a gradient.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"asked to profile a model, found {describe_type(model)}; give a torch.nn.Module")
+    check_step(model, loss_fn)
     with restored(model) as before:
         run_step(model, batch, loss_fn)
         before.restore(model)
-        remat = Remat()
+        trace = _recorded(model, batch, loss_fn, before)
+    if trace is None or not trace.saves:
+        raise UsageError("asked to profile a step, autograd saved nothing in it: there is nothing that could be recomputed")
+    return Profile(trace=trace)
+
+
+def check_step(model: object, loss_fn: object) -> None:
+    """Raises ``UsageError`` where these cannot be a step's."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"asked to run a step of a model, found {describe_type(model)}; give a torch.nn.Module")
+    if not callable(loss_fn):
+        raise UsageError(f"asked to run a step, found {describe_type(loss_fn)} in the place of loss_fn; give a function of (model, batch)")
+
+
+def _recorded(model: torch.nn.Module, batch: Any, loss_fn: LossFn, before: StateSnapshot) -> Trace | None:
+    """The step's trace, with the times of the passes after it: those that obey a plan which keeps all."""
+    remat = Remat()
+    with remat:
+        run_step(model, batch, loss_fn)
+    session = remat._session
+    session.complete()
+    # These passes do not wait for a device's kernels, the recorded one does.
+    passes = max((script.untimed_passes for script in session.scripts.values()), default=0) if session.device.type == "cpu" else 0
+    for _ in range(passes):
+        before.restore(model)
         with remat:
             run_step(model, batch, loss_fn)
-    if remat.trace is None or not remat.trace.saves:
-        raise UsageError("asked to profile a step, autograd saved nothing in it: there is nothing that could be recomputed")
-    return Profile(trace=remat.trace)
+    return remat.trace
 
 
 def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
@@ -291,7 +313,7 @@ class Verification:
     """Whether a step under a plan computes what the plain step does.
 
     ``differences``: what is not equal bit for bit. ``is_deterministic``: two plain steps agree; where they do not, a difference
-    shows nothing about the plan.
+    shows nothing about the plan. ``measured_peak_bytes``, ``replayed_operators``, ``recomputed_bytes``: of the step under the plan, as it ran.
     """
 
     is_identical: bool
@@ -299,10 +321,23 @@ class Verification:
     differences: tuple[str, ...]
     plan: Plan
     measured_peak_bytes: int
+    replayed_operators: int
+    recomputed_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verification as JSON-able data, with the plan's predicted peak and its budget in the plan's place."""
+        names = ("is_identical", "is_deterministic", "measured_peak_bytes", "replayed_operators", "recomputed_bytes")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "differences": list(self.differences),
+            "predicted_peak_bytes": self.plan.peak_bytes,
+            "budget_bytes": self.plan.budget_bytes,
+            "text": str(self),
+        }
 
     def __str__(self) -> str:
         peaks = f"peak {format_bytes(self.measured_peak_bytes)} measured, {format_bytes(self.plan.peak_bytes)} predicted"
-        replays = f"{self.plan.replayed_ops} operators replayed, {format_bytes(self.plan.recomputed_bytes)} recomputed"
+        replays = f"{count(self.replayed_operators, 'operator')} replayed, {format_bytes(self.recomputed_bytes)} recomputed"
         if self.is_identical:
             return f"identical: loss, gradients, buffers and random state are the plain step's bit for bit ({peaks}; {replays})"
         listed = ", ".join(self.differences[:5]) + (f" and {len(self.differences) - 5} more" if len(self.differences) > 5 else "")
@@ -325,10 +360,13 @@ def verify(model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budge
     With neither budget nor plan the least budget is taken. The model, its gradients and the random state are put back.
 
     Raises:
-        UsageError: the loss is no scalar tensor, or nothing requires a gradient.
+        UsageError: both a budget and a plan were given, the loss is no scalar tensor, or nothing requires a gradient.
         InfeasibleBudget: no known plan fits the budget.
         PlanMismatch: the plan was made for another step.
     """
+    check_step(model, loss_fn)
+    if plan is not None and budget is not None:
+        raise UsageError("asked to verify both a budget and a plan; a plan has its budget already: give one of the two")
     if plan is None:
         plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget)
     with restored(model) as before:
@@ -344,6 +382,8 @@ def verify(model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budge
         differences=tuple(found),
         plan=plan,
         measured_peak_bytes=measured_peak_bytes,
+        replayed_operators=remat.stats[-1].replayed_operators,
+        recomputed_bytes=remat.stats[-1].recomputed_bytes,
     )
 
 

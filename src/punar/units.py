@@ -22,16 +22,36 @@ def parse_bytes(text: str) -> int:
     """
     match = _PATTERN.match(text)
     unit = match[2].lower() if match else ""
+    if (number := _number_in(text)) is not None:
+        raise BudgetError(f"budget {text!r} is a text of a number without a unit of bytes; {_meant(number)}")
     if match is None or (unit not in _BINARY and unit not in _DECIMAL):
         raise BudgetError(
             f"budget {text!r} cannot be read as bytes: it must be a number and a unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB), "
             f'for example "6 GiB"; or a fraction such as 0.4, "min", or "auto"'
         )
     scale = 1024 ** _BINARY[unit] if unit in _BINARY else 1000 ** _DECIMAL[unit]
-    size = math.floor(float(match[1]) * float(scale))
-    if size <= 0:
-        raise BudgetError(f"budget {text!r} is {size} B: a budget must be at least 1 B")
-    return size
+    size = float(match[1]) * float(scale)
+    if not 1 <= size < math.inf:
+        raise BudgetError(f"budget {text!r} is {size:.6g} B: a budget must be at least 1 B, and a number that a computer can hold")
+    return math.floor(size)
+
+
+def _number_in(text: str) -> float | None:
+    """The number that a text is, in per cent or plain; None where it is none."""
+    plain = text.strip()
+    try:
+        return float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        return None
+
+
+def _meant(number: float) -> str:
+    """What to give for a number that was given as a text."""
+    if 0 < number <= 1:
+        return f"for that share of the activation peak give the float {number:g}, not a text"
+    if number > 1 and number.is_integer():
+        return f'for bytes give the int {number:.0f} or the text "{number:.0f} B"'
+    return 'give bytes such as "6 GiB", or a float in (0, 1] for a share of the activation peak'
 
 
 def format_bytes(size: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import punar
 from punar.cli import main
 
 SCRIPT = """
@@ -50,7 +51,14 @@ def test_profile_then_solve_then_verify(script: Path, tmp_path: Path, capsys: py
     assert solved["peak_bytes"] <= solved["budget_bytes"] < solved["plain_peak_bytes"]
 
     assert run("verify", script, "--plan", plan, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["is_identical"] is True
+    verified = json.loads(capsys.readouterr().out)
+    assert (verified["is_identical"], verified["is_deterministic"], verified["differences"]) == (True, True, [])
+    assert verified["predicted_peak_bytes"] == solved["peak_bytes"]
+    assert abs(verified["measured_peak_bytes"] - solved["peak_bytes"]) <= 4  # the loss, which the user may hold
+    assert verified["budget_bytes"] == solved["budget_bytes"]
+    assert verified["replayed_operators"] == solved["replayed_ops"] > 0
+    assert verified["recomputed_bytes"] == solved["recomputed_bytes"] > 0
+    assert "identical" in verified["text"]
 
 
 def test_texts_for_people(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +131,21 @@ def make():
         ("demo", "--steps", "many"),
         ("verify", "step.py"),
         ("solve", "no-such-trace.json", "--budget", "0.5"),
+        ("solve", ".", "--budget", "0.5"),
+        ("solve", __file__, "--budget", "0.5", "--solver", "magic"),
+        ("solve", __file__, "--budget", "0.5", "-o", "no-such-directory/plan.json"),
+        ("verify", "gone.py", "--budget", "0.5"),
+        ("verify", ".py", "--budget", "0.5"),
+        ("verify", "bert", "--budget", "0.5"),
+        ("verify", "moe", "--plan", "no-such-plan.json"),
+        ("verify", "moe", "--budget", "40%"),
+        ("verify", "moe", "--budget", "0.4", "--seed", "-1"),
+        ("profile", "gone.py", "-o", "trace.json"),
+        ("profile", "moe", "-o", "no-such-directory/trace.json"),
+        ("profile", "moe"),
+        ("demo", "--model", "bert"),
+        ("demo", "--threads", "0"),
+        ("demo", "--threads", "1000000"),
         ("no-such-command",),
     ],
     ids=" ".join,
@@ -151,15 +174,24 @@ def test_scripts_without_a_step(body: str, message: str, tmp_path: Path, capsys:
 
 @pytest.mark.parametrize(("source", "message"), [("gone.py", "is no file"), ("bert", "choose one of gpt2, llama, minilm, moe, unet, vit")])
 def test_sources_that_do_not_exist(source: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("verify", source, "--budget", "0.5") == 1
+    assert run("verify", source, "--budget", "0.5") == 2
     assert message in capsys.readouterr().err
 
 
-def test_foreign_trace_is_an_error_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text("{}", encoding="utf-8")
-    assert run("solve", path, "--budget", "0.5") == 1
-    assert capsys.readouterr().err.startswith("punar: ")
+@pytest.mark.parametrize(
+    "text", ["{}", "", "not json", '{"format": "punar-trace", "version": 1}', '{"format": "punar-plan", "version": 1}']
+)
+def test_a_damaged_file_ends_with_1_and_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(text, encoding="utf-8")
+    for command in (("solve", path, "--budget", "0.5"), ("verify", "moe", "--plan", path)):
+        assert run(*command) == 1
+        assert capsys.readouterr().err.startswith(f"punar: {path}: ")
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"punar {punar.__version__}\n"
 
 
 def test_demo_prints_the_promised_json(capsys: pytest.CaptureFixture[str]) -> None:

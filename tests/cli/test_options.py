@@ -27,13 +27,13 @@ def test_budget_is_read(text: str, budget: str | float | int) -> None:
     assert type(found) is type(budget)
 
 
-@pytest.mark.parametrize("text", ["6 gb/s", "", "much", "0 MiB", "-1 MiB", "minimum"])
+@pytest.mark.parametrize("text", ["6 gb/s", "", "much", "0 MiB", "-1 MiB", "minimum", "40%", "9" * 400 + " MiB"])
 def test_text_that_is_no_budget(text: str) -> None:
     with pytest.raises(BudgetError, match="budget"):
         parse_budget(text)
 
 
-@pytest.mark.parametrize("text", ["0", "-0.5", "1.5", "nan", "inf", "-3"])
+@pytest.mark.parametrize("text", ["0", "-0.5", "1.5", "nan", "inf", "-3", "9" * 400, "9" * 5000])
 def test_number_that_is_no_fraction(text: str) -> None:
     with pytest.raises(BudgetError, match="above 0 and at most 1"):
         parse_budget(text)

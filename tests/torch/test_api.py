@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,36 @@ def test_profile_leaves_everything_as_it_was(x: torch.Tensor) -> None:
     assert before.differences(outcome(model, torch.zeros(()))) == []
     assert profile.trace.saves
     assert profile.trace.is_backward_seen
+
+
+class Warming(torch.autograd.Function):
+    """An operator whose first two calls take 50 ms."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, t: torch.Tensor) -> torch.Tensor:
+        return torch.ops.punar_api_test.warming(t)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def warming(t: torch.Tensor) -> torch.Tensor:
+    Warming.calls += 1
+    if Warming.calls <= 2:
+        time.sleep(0.05)
+    return t + 1
+
+
+def test_an_operators_first_calls_do_not_count_as_its_time(x: torch.Tensor) -> None:
+    with torch.library._scoped_library("punar_api_test", "FRAGMENT") as library:
+        library.define("warming(Tensor x) -> Tensor")
+        library.impl("warming", warming, "CompositeExplicitAutograd")
+        trace = punar.profile(make_blocks(1), x, lambda m, b: Warming.apply(m(b)).square().mean()).trace
+    assert [op.time_ns < 25e6 for op in trace.ops if "warming" in op.name] == [True]
+    assert all(op.time_ns > 0 for op in trace.forward_ops)
 
 
 def test_profile_and_plan_round_trip_through_files(x: torch.Tensor, tmp_path: Path) -> None:
@@ -116,6 +148,15 @@ def test_verify_finds_an_operator_whose_replay_differs(x: torch.Tensor) -> None:
     assert before.differences(outcome(model, torch.zeros(()))) == []
 
 
+def test_a_profile_of_another_machine_can_be_solved_for(x: torch.Tensor) -> None:
+    trace = replace(punar.profile(make_blocks(), x, loss_fn).trace, device="cuda:77")
+    profile = punar.Profile(trace=trace)
+    assert punar.solve(profile, budget=0.8).replayed_ops > 0
+    assert punar.solve(profile, budget="900 TiB").replayed_ops == 0
+    with pytest.raises(punar.BudgetError, match="recorded on cuda:77, which this machine has not"):
+        punar.solve(profile, budget="auto")
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
@@ -123,6 +164,14 @@ def test_verify_finds_an_operator_whose_replay_differs(x: torch.Tensor) -> None:
         ("lots", "cannot be read as bytes"),
         ("-3 GiB", "cannot be read as bytes"),
         ("0 GiB", "must be at least 1 B"),
+        ("9" * 400 + " GiB", "a number that a computer can hold"),
+        ("0.4", "without a unit of bytes; for that share of the activation peak give the float 0.4"),
+        ("40%", "give the float 0.4"),
+        ("1048576", 'give the int 1048576 or the text "1048576 B"'),
+        ("1.5", "without a unit of bytes; give bytes such as"),
+        ("-1", "without a unit of bytes; give bytes such as"),
+        ("nan", "without a unit of bytes; give bytes such as"),
+        ("inf", "without a unit of bytes; give bytes such as"),
         (0, "is not positive"),
         (-5, "is not positive"),
         (0.0, "is a float outside"),
@@ -280,8 +329,13 @@ def test_wrong_things_in_the_place_of_right_ones(x: torch.Tensor, tmp_path: Path
     profile = punar.profile(make_blocks(1), x, loss_fn)
     with pytest.raises(UsageError, match=r"give what punar\.profile"):
         punar.solve("trace.json", budget=0.5)
-    with pytest.raises(UsageError, match=r"give a torch\.nn\.Module"):
-        punar.profile(len, x, loss_fn)
+    for verb in (punar.profile, punar.verify):
+        with pytest.raises(UsageError, match=r"give a torch\.nn\.Module"):
+            verb(len, x, loss_fn)
+        with pytest.raises(UsageError, match=r"give a function of \(model, batch\)"):
+            verb(make_blocks(1), x, None)
+    with pytest.raises(UsageError, match="both a budget and a plan"):
+        punar.verify(make_blocks(1), x, loss_fn, budget=0.5, plan=punar.solve(profile, budget="min"))
     with pytest.raises(punar.PunarError, match="foo"):
         punar.solve(profile, budget="min", solver="foo")
     with pytest.raises(punar.PlanError, match="asked to write"):

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from punar import __version__
 from punar.cli import demo, profile, solve, verify
+from punar.cli.output import emit
+
+HELP = "Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical."
 
 app = typer.Typer(
     name="punar",
-    help="Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def show_version(is_asked: bool) -> None:
+    """Prints the version and ends."""
+    if is_asked:
+        emit(f"punar {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=HELP)
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Takes what stands before a command's name."""
+
+
 app.command("demo")(demo.demo)
 app.command("profile")(profile.profile)
 app.command("solve")(solve.solve)

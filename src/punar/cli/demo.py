@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from punar.cli.options import BUDGET_HELP, Json, Seed, Threads, parse_budget, set_threads
 from punar.cli.output import Exit, emit, emit_table, say, talk
+from punar.cli.source import load_task
 from punar.reporting import Comparison
 from punar.reporting.comparison import HEADER, table_rows
 from punar.units import format_bytes
@@ -30,9 +31,7 @@ def demo(
     """Trains a real model plain and under several budgets, and compares time, memory and the final weights."""
     budgets = [parse_budget(text) for text in budget or DEFAULT_BUDGETS]
     set_threads(threads)
-    from punar.demo.models import make_task
-
-    task = make_task(model, steps=steps, seed=seed)
+    task = load_task(model, steps=steps, seed=seed)
     comparison = _compare(task, budgets, seed=seed, is_infeasible_skipped=budget is None)
     if json:
         emit(comparison.to_json())

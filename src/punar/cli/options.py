@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from punar.cli.output import WrongArgument
 from punar.errors import BudgetError
 from punar.units import parse_bytes
+
+MOST_THREADS = 1024
+"""With very many, such as 100 000, torch ends with a segmentation fault."""
 
 BUDGET_HELP = 'Bytes of the whole step ("600 MiB"), a fraction of the activation peak (0.4), "min" or "auto".'
 SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name of a demo model."
@@ -16,8 +22,8 @@ SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name
 Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP)]
 Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of weights, batches and dropout.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads that torch computes with.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of weights, batches and dropout.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="Threads that torch computes with.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", dir_okay=False, help="Where to write it.")]
 
 
@@ -31,13 +37,13 @@ def parse_budget(text: str) -> str | float | int:
     """
     if text in ("min", "auto"):
         return text
-    if text.isdecimal() and int(text) > 1:
-        return int(text)
     try:
         fraction = float(text)
     except ValueError:
         parse_bytes(text)
         return text
+    if text.isdecimal() and 1 < fraction < math.inf:
+        return int(text)
     if not 0 < fraction <= 1:
         raise BudgetError(
             f"budget {text!r} is the number {fraction:g}: a fraction of the activation peak must be above 0 and at most 1; "
@@ -52,3 +58,14 @@ def set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def check_output(path: Path | None) -> None:
+    """Raises ``WrongArgument`` where a file cannot be written: to be known before the work, not after it."""
+    if path is None:
+        return
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise WrongArgument(f"asked to write {path}, found no directory {parent}; make it, or give another path")
+    if not os.access(path if path.exists() else parent, os.W_OK):
+        raise WrongArgument(f"asked to write {path}, which this user may not; give another path")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from punar.errors import BudgetError, InfeasibleBudget, PunarError, VerificationError
+from punar.errors import BudgetError, InfeasibleBudget, PunarError, UsageError, VerificationError
 from punar.reporting.table import format_columns, make_table
 
 
@@ -24,12 +24,16 @@ class Exit(enum.IntEnum):
     NOT_VERIFIED = 4
 
 
+class WrongArgument(UsageError):
+    """What an argument names is not there; what is there and is damaged is another matter."""
+
+
 def exit_code(error: PunarError) -> Exit:
     """The exit code that an error of ours stands for."""
     match error:
         case InfeasibleBudget():
             return Exit.INFEASIBLE
-        case BudgetError():
+        case BudgetError() | WrongArgument():
             return Exit.USAGE
         case VerificationError():
             return Exit.NOT_VERIFIED

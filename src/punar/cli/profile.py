@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from punar.cli.options import Json, Seed, Source, Threads, set_threads
+from punar.cli.options import Json, Seed, Source, Threads, check_output, set_threads
 from punar.cli.output import emit, emit_json, say
 from punar.cli.source import load_step
 from punar.units import format_bytes, format_seconds
@@ -21,6 +21,7 @@ def profile(
     threads: Threads = None,
 ) -> None:
     """Records one step of a model as a trace, from which `punar solve` makes plans."""
+    check_output(output)
     set_threads(threads)
     model, batch, loss_fn = load_step(source, seed=seed)
     import punar

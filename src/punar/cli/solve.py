@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Json, Output, Solver, parse_budget
-from punar.cli.output import emit, emit_json, say
+from punar.cli.options import BUDGET_HELP, Json, Output, Solver, check_output, parse_budget
+from punar.cli.output import WrongArgument, emit, emit_json, say
 from punar.units import format_bytes, format_seconds
 
 
@@ -21,6 +21,8 @@ def solve(
 ) -> None:
     """Makes a plan that fits a budget, from a trace that `punar profile` wrote."""
     asked = parse_budget(budget)
+    check_output(output)
+    check_solver(solver)
     import punar
 
     plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver)
@@ -36,6 +38,16 @@ def solve(
     emit(f"time        {format_seconds(plan.time_ns)} predicted, plain {format_seconds(plan.plain_time_ns)} ({plan.overhead:+.1%})")
     emit(f"kept        {format_bytes(plan.kept_bytes)}")
     emit(f"recomputed  {format_bytes(plan.recomputed_bytes)} by {plan.replayed_ops} operators")
+
+
+def check_solver(spelling: str) -> None:
+    """Raises ``WrongArgument`` where no solver is spelled so."""
+    from punar.solvers.registry import UnknownSolver, find
+
+    try:
+        find(spelling)
+    except UnknownSolver as error:
+        raise WrongArgument(str(error)) from error
 
 
 def _summary(plan: Any) -> dict[str, Any]:

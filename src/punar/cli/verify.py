@@ -25,13 +25,13 @@ def verify(
         raise typer.BadParameter("give either --budget or --plan", param_hint="--budget / --plan")
     asked = None if budget is None else parse_budget(budget)
     set_threads(threads)
-    model, batch, loss_fn = load_step(source, seed=seed)
     import punar
 
     obeyed = None if plan is None else punar.Plan.load(plan)
+    model, batch, loss_fn = load_step(source, seed=seed)
     found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed)
     if json:
-        emit_json({"is_identical": found.is_identical, "text": str(found)})
+        emit_json(found.to_dict())
     else:
         emit(str(found))
     if not found.is_identical:
