@@ -3,10 +3,10 @@
 PunarError
 ├── BudgetError            a budget that is not a budget (also a ValueError)
 │   └── InfeasibleBudget   a budget below the least that any plan reaches
-├── PlanError              a plan or profile that cannot be read or used (also a ValueError)
+├── PlanError              a plan or profile that cannot be read, written or used (also a ValueError)
 │   └── PlanMismatch       a plan made for another model, shape or version
 ├── UsageError             the library was called in a way that cannot work (also a RuntimeError)
-│   └── NestedRemat        a Remat entered inside an active one
+│   └── NestedRemat        a Remat entered in a thread where one is active, or active in another
 ├── SavedTensorModified    a tensor needed for backward was overwritten (also a RuntimeError, as in eager)
 ├── ReplayError            a value could not be computed again (also a RuntimeError)
 ├── VerificationError      gradients or replays differ from the plain step's
@@ -41,7 +41,7 @@ class InfeasibleBudget(BudgetError):
 
 
 class PlanError(PunarError, ValueError):
-    """A plan or profile cannot be read, or is not one of ours."""
+    """A plan or profile cannot be read or written, is damaged, or is not one of ours; says which file and, where it can, which field."""
 
 
 class PlanMismatch(PlanError):
@@ -53,7 +53,10 @@ class UsageError(PunarError, RuntimeError):
 
 
 class NestedRemat(UsageError):
-    """A ``Remat`` was entered while one is active in this thread, or while it is active in another."""
+    """A ``Remat`` was entered in a thread where one is active, or while it is itself active in another thread.
+
+    Several threads may each have a ``Remat`` of their own.
+    """
 
 
 class SavedTensorModified(PunarError, RuntimeError):
