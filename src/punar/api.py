@@ -300,8 +300,11 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
     Raises:
         BudgetError: the budget is no budget, or more than the device has.
         InfeasibleBudget: no known plan fits; names the least budget and what holds it.
+        UsageError: there is no such solver, or the profile is none.
     """
-    if not isinstance(profile, Profile):
+    if not isinstance(solver, str):
+        raise UsageError(f"asked for a solver, found {describe_type(solver)}; give its name, such as 'auto'")
+    if not isinstance(profile, Profile) or not isinstance(profile.trace, Trace):
         raise UsageError(
             f"asked to solve for a step, found {describe_type(profile)}; give what punar.profile or punar.Profile.load returned"
         )

@@ -133,6 +133,7 @@ def make():
         ("solve", "no-such-trace.json", "--budget", "0.5"),
         ("solve", ".", "--budget", "0.5"),
         ("solve", __file__, "--budget", "0.5", "--solver", "magic"),
+        ("solve", __file__, "--budget", "0.5", "--solver", "every:0"),
         ("solve", __file__, "--budget", "0.5", "-o", "no-such-directory/plan.json"),
         ("verify", "gone.py", "--budget", "0.5"),
         ("verify", ".py", "--budget", "0.5"),

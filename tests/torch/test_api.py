@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,17 @@ def test_the_report_is_a_text(x: torch.Tensor) -> None:
     assert "min" in str(remat.report())
 
 
+def test_a_forward_pass_in_another_thread_is_left_alone(x: torch.Tensor) -> None:
+    model, remat = make_blocks(1), punar.Remat(budget="min")
+    for _ in range(2):
+        with remat:
+            thread = threading.Thread(target=lambda: loss_fn(model, x).backward())
+            thread.start()
+            thread.join()
+    assert [(step.measured_peak_bytes, step.replayed_operators, step.is_traced) for step in remat.stats] == [(0, 0, False)] * 2
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_a_share_holds_for_smaller_steps_too() -> None:
     model = make_blocks()
     remat = punar.Remat(budget=0.8)
@@ -336,6 +348,12 @@ def test_wrong_things_in_the_place_of_right_ones(x: torch.Tensor, tmp_path: Path
             verb(make_blocks(1), x, None)
     with pytest.raises(UsageError, match="both a budget and a plan"):
         punar.verify(make_blocks(1), x, loss_fn, budget=0.5, plan=punar.solve(profile, budget="min"))
+    with pytest.raises(UsageError, match=r"give what punar\.profile"):
+        punar.solve(punar.Profile(trace=None), budget=0.5)
+    with pytest.raises(UsageError, match="give its name, such as 'auto'"):
+        punar.solve(profile, budget="min", solver=None)
+    with pytest.raises(punar.PlanError, match="found no JSON"):
+        punar.Plan.from_json(None)
     with pytest.raises(punar.PunarError, match="foo"):
         punar.solve(profile, budget="min", solver="foo")
     with pytest.raises(punar.PlanError, match="asked to write"):

@@ -9,6 +9,7 @@ import typer
 
 from punar.cli.options import BUDGET_HELP, Json, Output, Solver, check_output, parse_budget
 from punar.cli.output import WrongArgument, emit, emit_json, say
+from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
 
@@ -41,12 +42,12 @@ def solve(
 
 
 def check_solver(spelling: str) -> None:
-    """Raises ``WrongArgument`` where no solver is spelled so."""
-    from punar.solvers.registry import UnknownSolver, find
+    """Raises ``WrongArgument`` where no solver is spelled so, or none can have these options."""
+    from punar.solvers import find
 
     try:
         find(spelling)
-    except UnknownSolver as error:
+    except UsageError as error:
         raise WrongArgument(str(error)) from error
 
 

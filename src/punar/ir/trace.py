@@ -204,7 +204,7 @@ def read_json(text: str, format: str, version: int) -> dict[str, Any]:
     """Parses one of our files and checks what it says it is."""
     try:
         body = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise PlanError(f"asked to read a {format} file, found no JSON ({error}); make the file again") from error
     if not isinstance(body, dict) or body.get("format") != format:
         found = body.get("format") if isinstance(body, dict) else type(body).__name__
