@@ -20,7 +20,7 @@ from punar.reporting.report import Report, count
 from punar.solvers import find, least
 from punar.solvers import solve as solve_trace
 from punar.torch.follower import Script
-from punar.torch.session import Session, StepStats
+from punar.torch.session import LEARNED_AFTER, Session, StepStats
 from punar.torch.state import StateSnapshot, bytes_equal, restored, run_step
 from punar.units import format_bytes, parse_bytes
 
@@ -253,7 +253,7 @@ class Profile:
 def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:
     """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
 
-    The step runs once before it is recorded, so that one-time costs do not count, and where the device is a CPU three times after it: while a
+    The step runs once before it is recorded, so that one-time costs do not count, and three times after it: while a
     step is recorded its operators run beside a memory profiler, and each is timed in those passes instead. Gradients that the model
     has now are taken to be there in the step, as when accumulating.
 
@@ -283,11 +283,8 @@ def _recorded(model: torch.nn.Module, batch: Any, loss_fn: LossFn, before: State
     remat = Remat()
     with remat:
         run_step(model, batch, loss_fn)
-    session = remat._session
-    session.complete()
-    # These passes do not wait for a device's kernels, the recorded one does.
-    passes = max((script.untimed_passes for script in session.scripts.values()), default=0) if session.device.type == "cpu" else 0
-    for _ in range(passes):
+    remat._session.complete()
+    for _ in range(LEARNED_AFTER):
         before.restore(model)
         with remat:
             run_step(model, batch, loss_fn)

@@ -38,6 +38,7 @@ PLAN = Plan(
     recomputed_bytes=84 * MIB,
     replayed_ops=9,
     resident_bytes=100 * MIB,
+    source_bytes=90 * MIB,
     bound_ns=5_200_000,
     gap_ns=400_000,
     hold_from=(0,),

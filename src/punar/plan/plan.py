@@ -54,6 +54,7 @@ class Plan:
         budget_bytes: what it was asked to fit, whole step.
         peak_bytes, plain_peak_bytes: predicted peak with and without the plan, whole step.
         time_ns, plain_time_ns: predicted time with and without the plan.
+        resident_bytes, source_bytes: there before the step; of these, what no operator made (parameters, buffers, the batch).
         kept_bytes, recomputed_bytes, replayed_ops: what the simulator counts (see ``Simulation``).
         bound_ns: a proved lower bound on the time of any plan at this budget, or 0 where none was computed.
         gap_ns: what the step takes beside its operators and replays: the model's Python code, autograd, and seeing each operator.
@@ -71,6 +72,7 @@ class Plan:
     recomputed_bytes: int
     replayed_ops: int
     resident_bytes: int
+    source_bytes: int
     bound_ns: int
     gap_ns: int
     hold_from: tuple[int, ...] = field(repr=False)
@@ -149,8 +151,8 @@ def read_text(path: str | Path) -> str:
 
 
 _TEXTS = ("fingerprint", "solver")
-_PEAKS = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes")
-_COSTS = ("time_ns", "plain_time_ns", "bound_ns", "kept_bytes", "recomputed_bytes", "replayed_ops")
+_PEAKS = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes", "source_bytes")
+_COSTS = ("time_ns", "plain_time_ns", "bound_ns", "gap_ns", "kept_bytes", "recomputed_bytes", "replayed_ops")
 _MOST_COST = 1 << 62
 """Sums over a step may exceed what one of its operators can take."""
 
@@ -244,6 +246,7 @@ def make_plan(trace: Trace, hold_from: Sequence[int], *, solver: str, budget_byt
         recomputed_bytes=judged.recomputed_bytes,
         replayed_ops=judged.replayed_ops,
         resident_bytes=trace.resident_bytes,
+        source_bytes=int(trace.meta.get("source_bytes", trace.resident_bytes)),
         bound_ns=bound_ns,
         gap_ns=gap_ns_of(trace),
         hold_from=closed,

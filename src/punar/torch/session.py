@@ -53,7 +53,7 @@ _SAME_PEAK = 0.002
 _MOST_PLANS = 64
 """Plans remembered at once; beyond, the least recently used is forgotten."""
 
-_LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
+LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
 """After so many passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
 
 _MOST_RECORDED = 4
@@ -304,7 +304,7 @@ class Session(TorchDispatchMode):
         script.learn(wall_ns, replay_ns)
         for op, time_ns in script.times():
             self.ledger.add(op, time_ns)
-        if script.passes < _LEARNED_AFTER:
+        if script.passes < LEARNED_AFTER:
             return
         self.cache.save(self.ledger)
         script.trace = self.trace = trace = script.retimed_trace(self.ledger)
@@ -402,6 +402,7 @@ class Session(TorchDispatchMode):
         assert self.fixed is not None
         if self.fixed.plan.skeleton.signature == signature:
             self.obeyed.append(self.fixed.plan)
+            self.traced_source_bytes = self.fixed.plan.source_bytes
             return self.fixed
         self.warn_mismatch(signature)
         return Script(empty_plan(self.fixed.plan))
