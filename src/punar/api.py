@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ class Remat:
 
     Raises:
         BudgetError: the budget is none of these.
-        UsageError: both a budget and a plan were given.
+        UsageError: both a budget and a plan were given, or there is no such solver.
 
     Example:
         >>> import torch, punar
@@ -66,7 +67,7 @@ class Remat:
         if plan is not None and not isinstance(plan, Plan):
             raise UsageError(f"asked to obey a plan, found a {type(plan).__name__}; give what punar.solve or punar.Plan.load returned")
         self.budget = check_budget(budget)
-        self.solver = solver
+        self.solver = check_solver(solver)
         self.stats: list[StepStats] = []
         self._promised_bytes = 0
         self._session = Session(self._make_plan)
@@ -130,6 +131,8 @@ def check_budget(budget: Budget) -> Budget:
     hint = 'give bytes such as "6 GiB", a fraction such as 0.4, "min", "auto" or None'
     if budget is None or budget in ("min", "auto"):
         return budget
+    if isinstance(budget, numbers.Real) and not isinstance(budget, (bool, int, float)):
+        budget = int(budget) if isinstance(budget, numbers.Integral) else float(budget)  # numpy's
     if isinstance(budget, bool) or not isinstance(budget, (str, int, float)):
         raise BudgetError(f"budget {budget!r} is a {type(budget).__name__}; {hint}")
     if isinstance(budget, str):
@@ -143,12 +146,19 @@ def check_budget(budget: Budget) -> Budget:
     return budget
 
 
+def check_solver(solver: str) -> str:
+    """Raises ``UsageError`` where there is no such solver; returns its name."""
+    if not isinstance(solver, str):
+        raise UsageError(f"asked for a solver, found {describe_type(solver)}; give its name, such as 'auto'")
+    find(solver)
+    return solver
+
+
 def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: int = 0) -> Plan:
     """Turns a budget into bytes and has a solver make the plan; ``"min"`` and None need no solver.
 
     ``extra_bytes`` are resident now beyond those of the trace: they come off the budget.
     """
-    find(solver)  # an unknown name is an error also where none is needed
     if budget == "min":
         return moved(least(trace), extra_bytes)
     plain = simulate(trace, (0,) * len(trace.values))
@@ -299,8 +309,7 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
         InfeasibleBudget: no known plan fits; names the least budget and what holds it.
         UsageError: there is no such solver, or the profile is none.
     """
-    if not isinstance(solver, str):
-        raise UsageError(f"asked for a solver, found {describe_type(solver)}; give its name, such as 'auto'")
+    check_solver(solver)
     if not isinstance(profile, Profile) or not isinstance(profile.trace, Trace):
         raise UsageError(
             f"asked to solve for a step, found {describe_type(profile)}; give what punar.profile or punar.Profile.load returned"

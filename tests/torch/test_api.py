@@ -8,7 +8,9 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -362,3 +364,33 @@ def test_wrong_things_in_the_place_of_right_ones(x: torch.Tensor, tmp_path: Path
         punar.solve(profile, budget="min").save(tmp_path / "absent" / "plan.json")
     with pytest.raises(UsageError, match="that was not entered"):
         punar.Remat().__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("solver", ["foo", None, "every:0"])
+def test_a_solver_that_is_none_is_an_error_at_once(solver: object) -> None:
+    with pytest.raises(UsageError, match="asked for"):
+        punar.Remat(budget=0.5, solver=solver)
+
+
+@pytest.mark.parametrize(("budget", "same"), [(np.int64(1 << 20), 1 << 20), (np.float32(0.5), 0.5), (np.float64(0.25), 0.25)])
+def test_numbers_of_numpy_are_budgets(budget: object, same: float) -> None:
+    assert punar.Remat(budget=budget).budget == same
+    assert isinstance(punar.Remat(budget=budget).budget, (int, float))
+
+
+def complex_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).mean() * 1j
+
+
+def loss_with_its_own_backward(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(("wrong", "message"), [(complex_loss, "the loss is complex"), (loss_with_its_own_backward, "ran backward itself")])
+def test_a_loss_that_backward_cannot_start_from(x: torch.Tensor, wrong: Any, message: str) -> None:
+    model = make_blocks(1)
+    with pytest.raises(UsageError, match=message):
+        punar.profile(model, x, wrong)
+    assert all(p.grad is None for p in model.parameters())

@@ -61,7 +61,7 @@ def replayable(target: T) -> T:
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         _wrap_function_class(target)
         return target
-    if not callable(target):
+    if isinstance(target, (torch.nn.Module, type)) or not callable(target):
         raise UsageError(
             f"asked to make {target!r} replayable, found a {type(target).__name__}; give a function, an operator or an autograd.Function class"
         )

@@ -190,10 +190,10 @@ class Session(TorchDispatchMode):
             NestedRemat: a Remat is active in this thread already, or this one is in another.
         """
         if getattr(_local, "session", None) is not None or self.stack is not None:
-            where = "in another thread" if getattr(_local, "session", None) is None else "in this thread"
             raise NestedRemat(
-                f"asked to enter a Remat while one is active {where}; two would plan the same memory twice. "
-                "Leave the outer `with` first, or use a Remat of its own in each thread"
+                "asked to enter a Remat that is active in another thread; its plan is of one step at a time: use a Remat of its own in each thread"
+                if getattr(_local, "session", None) is None
+                else "asked to enter a Remat while one is active in this thread; two would plan the same memory twice: leave the outer `with` first"
             )
         self.complete()
         attributes.install()

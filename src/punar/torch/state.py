@@ -110,11 +110,18 @@ def run_step(model: nn.Module, batch: Any, loss_fn: LossFn) -> Tensor:
     """One forward and backward pass.
 
     Raises:
-        UsageError: the loss is no scalar tensor, or nothing requires a gradient.
+        UsageError: the loss is no real scalar tensor, nothing requires a gradient, or ``loss_fn`` ran backward itself.
     """
     loss = loss_fn(model, batch)
     check_loss(loss)
-    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise UsageError(
+            "asked for a step, loss_fn(model, batch) ran backward itself; it must only return the loss: remove its backward()"
+        ) from error
     detached: Tensor = loss.detach()
     return detached
 
@@ -128,6 +135,10 @@ def check_loss(loss: Any) -> None:
     if loss.numel() != 1:
         raise UsageError(
             f"asked for a step, the loss has shape {list(loss.shape)}; backward starts from one number: reduce it with .mean() or .sum() in loss_fn"
+        )
+    if loss.is_complex():
+        raise UsageError(
+            f"asked for a step, the loss is complex ({loss.dtype}); backward starts from a real number: return its .real or .abs()"
         )
     if not loss.requires_grad:
         raise UsageError(
