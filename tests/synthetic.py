@@ -12,7 +12,8 @@ from punar.ir import EventKind, Op, Trace, TraceBuilder
 class Step:
     """One forward operator: what it reads (earlier steps by index, -1 for the batch), makes, saves, and costs.
 
-    ``saves_inputs`` and ``saves_output`` say what autograd keeps for its backward.
+    ``saves_inputs`` and ``saves_output`` say what autograd keeps for its backward. ``writes``: it makes a new version of that one of its reads
+    in place, in the same storage, and ``bytes`` is its. ``is_asked``: backward unpacks what was saved for it.
     """
 
     name: str
@@ -27,6 +28,8 @@ class Step:
     backward_ratio: float = 2.0
     gradient_bytes: int = 0
     module: str = ""
+    writes: int = -1
+    is_asked: bool = True
 
 
 @dataclass
@@ -43,31 +46,42 @@ class Player:
     def play(self, overhead_ns: int = 6000) -> Trace:
         batch = self.builder.add_storage(bytes=1 << 10, is_source=True)
         self.value[-1], self.storage[-1] = self.builder.add_value(storage=batch, version=0, producer=-1), batch
-        last = {r: i for i, step in enumerate(self.program) for r in step.reads}
+        root = list(range(len(self.program)))
         for index, step in enumerate(self.program):
-            self.forward(index, step, last)
+            root[index] = root[step.writes] if step.writes >= 0 else index
+        last = {root[r] if r >= 0 else r: i for i, step in enumerate(self.program) for r in step.reads}
+        for index, step in enumerate(self.program):
+            self.forward(index, step, root, last)
         for index in reversed(range(len(self.program))):
             self.backward(index, self.program[index])
         return self.builder.build(resident_bytes=1 << 12, overhead_ns=overhead_ns)
 
-    def forward(self, index: int, step: Step, last: dict[int, int]) -> None:
-        inputs = tuple(self.value[r] for r in dict.fromkeys(step.reads))
+    def forward(self, index: int, step: Step, root: list[int], last: dict[int, int]) -> None:
+        """Runs one operator; what it reads is the latest version of a storage, as with views."""
+        inputs = tuple(self.value[root[r] if r >= 0 else r] for r in dict.fromkeys(step.reads))
+        inputs = tuple(dict.fromkeys(inputs))
         saved = [self.builder.add_save(v) for v in inputs] if step.saves_inputs else []
-        self.storage[index] = self.builder.add_storage(bytes=step.bytes, is_source=False)
-        self.value[index] = self.builder.add_value(storage=self.storage[index], version=0, producer=len(self.builder.ops))
-        self.run(step, inputs, (self.value[index],), step.time_ns, step.bytes + step.scratch, is_backward=False)
+        at = root[index]
+        version = 0
+        if at == index:
+            self.storage[at] = self.builder.add_storage(bytes=step.bytes, is_source=False)
+        else:
+            version = self.builder.values[self.value[at]].version + 1
+        self.value[at] = self.builder.add_value(storage=self.storage[at], version=version, producer=len(self.builder.ops))
+        peak = step.bytes + step.scratch if at == index else step.scratch
+        self.run(step, inputs, (self.value[at],), step.time_ns, peak, is_backward=False)
         if step.saves_output:
-            saved.append(self.builder.add_save(self.value[index]))
+            saved.append(self.builder.add_save(self.value[at]))
         self.saves.append(saved)
-        for r in dict.fromkeys(step.reads):
-            if r >= 0 and last[r] == index:
+        for r in dict.fromkeys(root[r] for r in step.reads if r >= 0):
+            if last[r] == index:
                 self.builder.add_event(EventKind.FREE, self.storage[r])
-        if index not in last and index < len(self.program) - 1:
-            self.builder.add_event(EventKind.FREE, self.storage[index])
+        if at not in last and index < len(self.program) - 1:
+            self.builder.add_event(EventKind.FREE, self.storage[at])
 
     def backward(self, index: int, step: Step) -> None:
         """The operator's backward makes a gradient for each of its inputs but the batch, and for its parameters."""
-        for save in self.saves[index]:
+        for save in self.saves[index] if step.is_asked else []:
             self.builder.add_event(EventKind.DEMAND, save)
         targets = [r for r in dict.fromkeys(step.reads) if r >= 0]
         sizes = [self.program[r].bytes for r in targets] + [step.gradient_bytes] * bool(step.gradient_bytes)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from punar.ir import Trace
-from punar.ir.lineage import NEVER
+from punar.ir.lineage import NEVER, close, lineage_of
 from punar.plan import simulate
 from punar.plan.bound import bound, items_of
 from punar.plan.pressure import pressure_of
 from tests.solvers.problems import BUILDERS, named, small_traces
+from tests.synthetic import Step, trace_of
+
+MOST_PLANS = 2000
 
 few = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -25,6 +28,43 @@ def test_no_plan_of_any_kind_is_faster(trace: Trace, data: st.DataObject) -> Non
     hold = data.draw(st.lists(choice, min_size=len(trace.values), max_size=len(trace.values)))
     seen = simulate(trace, hold)
     assert bound(trace, seen.peak_bytes) <= seen.time_ns
+
+
+@settings(few, max_examples=40)
+@given(small_traces(most=7, has_writes=True))
+def test_no_plan_at_all_is_faster_where_storages_are_written_into(trace: Trace) -> None:
+    """Every way to hold each value from forward on, from its first replay on, from its own demand on, or never."""
+    line = lineage_of(trace)
+    free = [v for v, hold in enumerate(close(trace, [1] * len(trace.values))) if hold == 1]
+    assume(len(free) <= 6)
+    choices = [sorted({0, 1, max(trace.demand_rank[v], 1), NEVER}) if line.is_saved[v] else [0, 1, NEVER] for v in free]
+    fastest: dict[int, int] = {}
+    for choice in itertools.islice(itertools.product(*choices), MOST_PLANS):
+        hold = [0] * len(trace.values)
+        for v, from_demand in zip(free, choice, strict=True):
+            hold[v] = from_demand
+        seen = simulate(trace, hold)
+        fastest[seen.peak_bytes] = min(seen.time_ns, fastest.get(seen.peak_bytes, seen.time_ns))
+    for peak, time in fastest.items():
+        assert bound(trace, peak) <= time
+
+
+def test_a_kept_version_does_not_make_the_others_dear() -> None:
+    """A dear version is kept until its use; only the cheap one is made again, which gives the storage back between their demands."""
+    trace = trace_of(
+        [
+            Step(name="allocate", reads=(-1,), bytes=1024, time_ns=10),
+            Step(name="cheap", reads=(0,), writes=0, bytes=1024, time_ns=10, saves_output=True),
+            Step(name="scratchy", reads=(-1,), bytes=8, time_ns=10, scratch=8192),
+            Step(name="dear", reads=(1, 2), writes=1, bytes=1024, time_ns=1_000_000, saves_output=True),
+        ],
+        overhead_ns=0,
+    )
+    hold = [0] * len(trace.values)
+    hold[trace.ops[0].outputs[0]] = hold[trace.ops[1].outputs[0]] = 1
+    seen = simulate(trace, hold)
+    assert seen.peak_bytes < simulate(trace, [0] * len(trace.values)).peak_bytes
+    assert bound(trace, seen.peak_bytes) <= seen.time_ns == trace.plain_time_ns + 20
 
 
 @pytest.mark.parametrize("problem", BUILDERS)

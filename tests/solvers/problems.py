@@ -79,21 +79,28 @@ BUILDERS = {
 
 
 @st.composite
-def small_traces(draw: st.DrawFn, most: int = 9) -> Trace:
-    """Random graphs of a few operators, with unequal sizes and times, skips, scratch, and what cannot be replayed."""
-    program = []
+def small_traces(draw: st.DrawFn, most: int = 9, *, has_writes: bool = False) -> Trace:
+    """Random graphs of a few operators, with unequal sizes and times, skips, scratch, and what cannot be replayed.
+
+    With ``has_writes`` half of the operators write into what an earlier one made, of which several versions may be saved, and for some
+    autograd saves what it never asks for.
+    """
+    program: list[Step] = []
     for index in range(draw(st.integers(2, most))):
         extra = draw(st.lists(st.integers(-1, index - 1), max_size=2))
+        writes = draw(st.integers(0, index - 1)) if has_writes and index and draw(st.booleans()) else -1
         program.append(
             Step(
                 name=f"op{draw(st.integers(0, 2))}",
-                reads=tuple(sorted({index - 1, *extra})),
-                bytes=draw(st.sampled_from([64, 128, 256, 1024])),
+                reads=tuple(sorted({index - 1, *extra, *([writes] if writes >= 0 else [])})),
+                writes=writes,
+                bytes=program[writes].bytes if writes >= 0 else draw(st.sampled_from([64, 128, 256, 1024])),
                 time_ns=draw(st.sampled_from([1_000, 5_000, 20_000])),
                 saves_inputs=draw(st.booleans()),
                 saves_output=draw(st.booleans()),
                 scratch=draw(st.sampled_from([0, 0, 128])),
                 is_replayable=draw(st.integers(0, 9)) > 0,
+                is_asked=not has_writes or draw(st.integers(0, 5)) > 0,
             )
         )
     return trace_of(program, overhead_ns=draw(st.sampled_from([0, 100])))

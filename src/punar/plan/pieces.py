@@ -16,7 +16,7 @@ Ours has prices of time and memory on one scale, and pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from punar.ir.lineage import lineage_of
@@ -31,6 +31,7 @@ class Piece:
     ``units``: in forward order. ``saved[k]``: of what ``units[k]`` makes, the values that autograd saved and that could be dropped, one for each
     storage. ``between``: the values that were not saved and may have to be held when a unit that reads them runs again. ``makers[k]``: the
     place in ``units`` of the maker of ``between[k]``, -1 where that cannot run again. ``readers[k]``: the places in ``units`` of what reads it.
+    ``joint``: (value, places): saved values that are held unless all the units at the places run again.
     """
 
     units: tuple[tuple[int, ...], ...]
@@ -39,6 +40,7 @@ class Piece:
     between: tuple[int, ...]
     makers: tuple[int, ...]
     readers: tuple[tuple[int, ...], ...]
+    joint: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def ops(self, rerun: Iterable[int]) -> list[int]:
         """The operators of some of the units, given by their places."""
@@ -46,9 +48,9 @@ class Piece:
 
     def rerun(self, price: Callable[[int], float], low: frozenset[int] = frozenset(), high: frozenset[int] | None = None) -> frozenset[int]:
         """The places in ``units`` that run again in a cheapest decision, between ``low`` and ``high``; the fewest where equal."""
-        if len(self.units) == 1 and not self.between:
+        if len(self.units) == 1 and not self.between and not self.joint:
             return frozenset({0}) if sum(map(price, self.saved[0])) > self.costs[0] else low
-        network = Network(2 + len(self.units) + len(self.between))
+        network = Network(2 + len(self.units) + len(self.between) + len(self.joint))
         for at, cost in enumerate(self.costs):
             fixed = INFINITE if high is not None and at not in high else cost
             network.link(0, 2 + at, 0.0 if at in low else fixed)
@@ -58,12 +60,17 @@ class Piece:
             network.link(2 + self.makers[k] if self.makers[k] >= 0 else 0, node, price(value))
             for reader in self.readers[k]:
                 network.link(node, 2 + reader, INFINITE)
+        for node, (value, places) in enumerate(self.joint, start=2 + len(self.units) + len(self.between)):
+            network.link(node, 1, price(value))
+            for at in places:
+                network.link(2 + at, node, INFINITE)
         side = network.sink_side()
         return frozenset(at for at in range(len(self.units)) if side[2 + at])
 
     def held(self, rerun: frozenset[int]) -> list[int]:
         """The values that are held where ``rerun`` runs again."""
         held = [value for at, values in enumerate(self.saved) if at not in rerun for value in values]
+        held += [value for value, places in self.joint if not rerun.issuperset(places)]
         for value, maker, readers in zip(self.between, self.makers, self.readers, strict=True):
             if maker not in rerun and any(reader in rerun for reader in readers):
                 held.append(value)
@@ -169,9 +176,45 @@ def _piece(trace: Trace, units: list[list[int]], kept: set[int], readers: dict[i
 
 
 def by_operator(trace: Trace, piece: Piece, kept: Iterable[int]) -> Piece:
-    """The same piece with each operator as a unit, and only the values ``kept`` of what autograd saved."""
+    """The same piece with each operator as a unit, and only the values ``kept`` of what autograd saved.
+
+    A storage of several saved versions is held unless all that writes it, up to the last of them, runs again; holding another version of it
+    costs nothing then.
+    """
+    line = lineage_of(trace)
     ops = sorted(op for unit in piece.units for op in unit)
-    return _piece(trace, [[op] for op in ops], set(kept), _cone(trace)[0])
+    at = {op: place for place, op in enumerate(ops)}
+    chains = {v: writers(trace, piece, v) for v in kept}
+    joint = {v: tuple(at[op] for op in chain) for v, chain in chains.items() if has_versions(trace, chain, v)}
+    fine = _piece(trace, [[op] for op in ops], set(kept) - joint.keys(), _cone(trace)[0])
+    shared = {line.storage[v] for v in joint}
+    between = [k for k, v in enumerate(fine.between) if line.storage[v] not in shared]
+    return replace(
+        fine,
+        between=tuple(fine.between[k] for k in between),
+        makers=tuple(fine.makers[k] for k in between),
+        readers=tuple(fine.readers[k] for k in between),
+        joint=tuple(joint.items()),
+    )
+
+
+def writers(trace: Trace, piece: Piece, value: int) -> list[int]:
+    """The operators of a piece that write a value's storage, up to its last version that backward asks for."""
+    line = lineage_of(trace)
+    storage = line.storage[value]
+    ops = [op for unit in piece.units for op in unit if any(line.storage[v] == storage for v in trace.ops[op].outputs)]
+    last = max((op for op in ops if _is_asked(trace, op, storage)), default=-1)
+    return sorted(op for op in ops if op <= last)
+
+
+def has_versions(trace: Trace, chain: Iterable[int], value: int) -> bool:
+    """Whether backward asks for several versions of a value's storage, all made by the operators ``chain``."""
+    return sum(_is_asked(trace, op, lineage_of(trace).storage[value]) for op in chain) > 1
+
+
+def _is_asked(trace: Trace, op: int, storage: int) -> bool:
+    line = lineage_of(trace)
+    return any(line.storage[v] == storage and trace.demand_rank[v] for v in trace.ops[op].outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +248,8 @@ def flips_of(trace: Trace) -> tuple[tuple[Flip, ...], ...]:
 def flips_of_piece(trace: Trace, number: int, piece: Piece, known: dict[tuple[object, ...], list[frozenset[int]]]) -> tuple[Flip, ...]:
     """The steps of one piece; ``known`` remembers the decisions for pieces of the same costs and sizes."""
     sizes = lineage_of(trace).bytes
-    shape = (piece.costs, piece.makers, piece.readers, tuple(tuple(sizes[v] for v in row) for row in (*piece.saved, piece.between)))
+    rows = tuple(tuple(sizes[v] for v in row) for row in (*piece.saved, piece.between))
+    shape = (piece.costs, piece.makers, piece.readers, rows, tuple((sizes[v], places) for v, places in piece.joint))
     if shape not in known:
         known[shape] = _hull(piece, sizes)
     return tuple(_flip(number, piece, low, high, sizes) for low, high in zip(known[shape], known[shape][1:], strict=False))

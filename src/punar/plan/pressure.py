@@ -25,7 +25,8 @@ class Pressure:
     """The cells of a trace, and when each value presses (Rules 1 and 2). Times are cells.
 
     ``cell[event]``; ``peak[cell]``: bytes of the plain step; ``seal``: in which backward begins. For values: ``start``; ``asked``: the first
-    demand, and of a value that was not saved the latest first demand for what is made of it; ``windows``: the spans [demand, release) in which backward has it at hand.
+    demand, and of a value that was not saved the latest first demand for what is made of it; ``windows``: the spans [demand, release) in which
+    backward has it at hand; ``released``: the last release.
     """
 
     cell: tuple[int, ...]
@@ -34,6 +35,7 @@ class Pressure:
     start: tuple[int, ...]
     asked: tuple[int, ...]
     windows: tuple[tuple[tuple[int, int], ...], ...]
+    released: tuple[int, ...]
 
     def profile(self, trace: Trace, hold_from: Sequence[int], *, is_closed: bool = False) -> list[int]:
         """The highest bytes in each cell under a plan."""
@@ -73,6 +75,7 @@ def pressure_of(trace: Trace) -> Pressure:
             at += matters[trace.values[trace.saves[id].value].storage]
         cell.append(at)
     freed = [at + 1] * len(trace.storages)
+    released = [0] * len(trace.storages)
     demands: list[list[tuple[int, int]]] = [[] for _ in trace.storages]
     pending: dict[int, int] = {}
     seal = at
@@ -82,8 +85,11 @@ def pressure_of(trace: Trace) -> Pressure:
         elif kind == EventKind.DEMAND:
             seal = min(seal, cell[place])
             pending.setdefault(id, cell[place])
-        elif kind == EventKind.RELEASE and id in pending:
-            demands[trace.values[trace.saves[id].value].storage].append((pending.pop(id), cell[place]))
+        elif kind == EventKind.RELEASE:
+            storage = trace.values[trace.saves[id].value].storage
+            released[storage] = cell[place]
+            if id in pending:
+                demands[storage].append((pending.pop(id), cell[place]))
     by_storage = [tuple(sorted(spans)) for spans in demands]
     windows = tuple(by_storage[value.storage] for value in trace.values)
     return Pressure(
@@ -93,6 +99,7 @@ def pressure_of(trace: Trace) -> Pressure:
         start=tuple(freed[value.storage] for value in trace.values),
         asked=_asked(trace, [spans[0][0] if spans else -1 for spans in windows]),
         windows=windows,
+        released=tuple(released[value.storage] for value in trace.values),
     )
 
 
