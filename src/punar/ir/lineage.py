@@ -20,7 +20,8 @@ class Lineage:
     (old value, new value) for each storage it overwrites. ``bytes[value]``: of its storage. ``is_source[value]``. ``is_saved[value]``:
     autograd saved it, in forward. ``can_replay[value]``: it has a replayable forward producer. ``is_free[value]``: its storage outlives
     backward's last demand for it anyway, so that holding it costs nothing.
-    ``steps``: the trace's events as plain numbers. ``adds[op]``: its peak. ``makes[op]``: (storage, bytes) for each storage it allocates.
+    ``overwrites[op]``: the old values of these, and what it clobbers. ``all_steps``: the events as (place, kind, id).
+    ``adds[op]``: its peak. ``makes[op]``: (storage, bytes) for each storage it allocates.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -33,7 +34,8 @@ class Lineage:
     is_saved: tuple[bool, ...]
     can_replay: tuple[bool, ...]
     is_free: tuple[bool, ...]
-    steps: tuple[tuple[int, int], ...]
+    all_steps: tuple[tuple[int, int, int], ...]
+    overwrites: tuple[tuple[int, ...], ...]
     adds: tuple[int, ...]
     makes: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -84,7 +86,8 @@ def lineage_of(trace: Trace) -> Lineage:
         is_saved=tuple(saved),
         can_replay=can_replay,
         is_free=is_free,
-        steps=tuple((int(kind), id) for kind, id in trace.events),
+        all_steps=tuple((place, int(kind), id) for place, (kind, id) in enumerate(trace.events)),
+        overwrites=tuple((*(old for old, _ in over), *op.clobbers) for over, op in zip(writes, trace.ops, strict=True)),
         adds=tuple(op.peak_bytes for op in trace.ops),
         makes=tuple(tuple((storage[v], trace.storages[storage[v]].bytes) for v in made) for made in creates),
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from punar.ir.trace import EventKind, Trace
-from punar.plan.simulate import simulate
+from punar.plan.simulate import highest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class Pressure:
     released: tuple[int, ...]
 
     def profile(self, trace: Trace, hold_from: Sequence[int], *, is_closed: bool = False) -> list[int]:
-        """The highest bytes in each cell under a plan."""
-        return profile(trace, hold_from, self.cell, is_closed=is_closed)
+        """The highest bytes in each cell under a plan, replays included."""
+        return highest(trace, hold_from, self.cell, is_closed=is_closed)[1]
 
     def gaps(self, value: int) -> list[tuple[int, int]]:
         """The spans of cells in which a value that is not held need not be there: before, and between, its windows."""
@@ -49,18 +49,6 @@ class Pressure:
                 spans.append((begin, demand))
             begin = max(begin, release)
         return spans
-
-
-def profile(trace: Trace, hold_from: Sequence[int], cell: Sequence[int], *, is_closed: bool = False) -> list[int]:
-    """The highest bytes in each cell under a plan, replays included."""
-    high = [0] * (cell[-1] + 1 if cell else 1)
-
-    def note(place: int, bytes: int, is_replay: bool) -> None:
-        at = cell[place]
-        high[at] = max(high[at], bytes)
-
-    simulate(trace, hold_from, is_closed=is_closed, on_run=note)
-    return high
 
 
 @lru_cache(maxsize=8)
@@ -94,7 +82,7 @@ def pressure_of(trace: Trace) -> Pressure:
     windows = tuple(by_storage[value.storage] for value in trace.values)
     return Pressure(
         cell=tuple(cell),
-        peak=tuple(profile(trace, (0,) * len(trace.values), cell)),
+        peak=tuple(highest(trace, (0,) * len(trace.values), cell)[1]),
         seal=seal,
         start=tuple(freed[value.storage] for value in trace.values),
         asked=_asked(trace, [spans[0][0] if spans else -1 for spans in windows]),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from punar.ir.lineage import Lineage, close, lineage_of, recorded_ops
 from punar.ir.trace import Trace
+from punar.plan.stretches import score_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,17 @@ class Simulation:
     peak_event: int
 
 
+class TooManyReplays(Exception):
+    """A plan replays more operators than the caller is willing to follow."""
+
+
 def simulate(
-    trace: Trace, hold_from: Sequence[int], *, is_closed: bool = False, on_run: Callable[[int, int, bool], None] | None = None
+    trace: Trace,
+    hold_from: Sequence[int],
+    *,
+    is_closed: bool = False,
+    on_run: Callable[[int, int, bool], None] | None = None,
+    most_replays: int = 1 << 62,
 ) -> Simulation:
     """Runs a plan through a trace.
 
@@ -48,22 +58,33 @@ def simulate(
         hold_from: for each value Rule 1's number.
         is_closed: ``hold_from`` has been through ``close`` already.
         on_run: called as ``on_run(event place, bytes at the operator's peak, whether it is a replay)`` for every operator.
+        most_replays: how many replayed operators are followed.
+
+    Raises:
+        TooManyReplays: there are more of them.
 
     Complexity: O(events + replayed operators).
     """
     judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from), on_run)
-    handlers = judge.handlers
-    for place, (kind, id) in enumerate(judge.line.steps):
-        judge.place = place
-        handlers[kind](id)
+    judge.left = most_replays
+    judge.run(judge.line.all_steps if on_run else score_of(trace).steps)
     return judge.result()
+
+
+def highest(
+    trace: Trace, hold_from: Sequence[int], cell: Sequence[int], *, is_closed: bool = False, most_replays: int = 1 << 62
+) -> tuple[Simulation, list[int]]:
+    """What ``simulate`` says, and the highest bytes in each cell; ``cell[event]`` rises, and only where events are not apart (``stretches.py``)."""
+    judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from), None)
+    judge.left, judge.cell, judge.high = most_replays, cell, [-trace.resident_bytes] * (cell[-1] + 1 if cell else 1)
+    judge.run(score_of(trace).steps)
+    return judge.result(), [bytes + trace.resident_bytes for bytes in judge.high]
 
 
 def alive_at(trace: Trace, hold_from: Sequence[int], place: int) -> list[tuple[int, int]]:
     """What is alive just before the event at ``place``, as (operator that made it, bytes); what was there before the step is left out."""
     judge = _Judge(trace, close(trace, hold_from), None)
-    for judge.place, (kind, id) in enumerate(trace.events[:place]):
-        judge.handlers[kind](id)
+    judge.run(judge.line.all_steps[:place])
     return judge.alive()
 
 
@@ -73,6 +94,7 @@ class _Judge:
     def __init__(self, trace: Trace, hold_from: Sequence[int], on_run: Callable[[int, int, bool], None] | None) -> None:
         self.trace, self.hold, self.on_run = trace, hold_from, on_run
         self.line: Lineage = lineage_of(trace)
+        self.stretches = score_of(trace).stretches
         self.recorded = recorded_ops(trace, hold_from)
         self.rank = trace.demand_rank
         values, ops = len(trace.values), len(trace.ops)
@@ -88,7 +110,14 @@ class _Judge:
         self.live = self.peak = self.recomputed = self.replayed = self.replay_time = 0
         self.kept = -1
         self.peak_place = self.place = self.clock = 0
-        self.handlers = (self.on_op, self.on_save, self.on_demand, self.on_release, self.on_free, self.on_return)
+        self.left = 1 << 62
+        self.cell: Sequence[int] = ()
+        self.high: list[int] = []
+
+    def run(self, steps: Sequence[tuple[int, int, int]]) -> None:
+        handlers = (self.on_op, self.on_save, self.on_demand, self.on_release, self.on_free, self.on_return, self.on_stretch)
+        for self.place, kind, id in steps:
+            handlers[kind](id)
 
     def result(self) -> Simulation:
         return Simulation(
@@ -113,15 +142,20 @@ class _Judge:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
+    def on_stretch(self, id: int) -> None:
+        stretch = self.stretches[id]
+        high = self.live + stretch.rise
+        if high > self.peak:
+            self.peak, self.peak_place = high, stretch.place
+        if self.high and high > self.high[self.cell[self.place]]:
+            self.high[self.cell[self.place]] = high
+        self.live += stretch.rest
+
     def on_op(self, id: int) -> None:
         line = self.line
         if self.recorded[id] and self.kept < 0:
             self.record(id)
-        if line.writes[id]:
-            for old, _ in line.writes[id]:
-                if self.held[old] == 1:
-                    self.clone_held(old)
-        for old in self.trace.ops[id].clobbers:
+        for old in line.overwrites[id]:
             if self.held[old] == 1:
                 self.clone_held(old)
         self.charge(line.adds[id], is_replay=False)
@@ -254,13 +288,20 @@ class _Judge:
         high = self.live + extra
         if high > self.peak:
             self.peak, self.peak_place = high, self.place
-        if self.on_run is not None:
+        if self.high:
+            at = self.cell[self.place]
+            if high > self.high[at]:
+                self.high[at] = high
+        elif self.on_run is not None:
             self.on_run(self.place, high + self.trace.resident_bytes, is_replay)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
     def replay(self, target: int, save: int) -> None:
         ops = self.closure(target)
+        self.left -= len(ops)
+        if self.left < 0:
+            raise TooManyReplays
         uses: dict[int, int] = {target: 1}
         for op in ops:
             for value in self.line.reads[op]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from punar.ir import Trace
-from punar.plan.simulate import Simulation, simulate
+from punar.plan.pressure import pressure_of
+from punar.plan.simulate import Simulation, TooManyReplays, highest, simulate
 
 MOST_PASSES = 4
 """How many times the forward operators may be replayed in all before a plan is given up."""
@@ -14,25 +15,18 @@ GIVEN_UP = Simulation(peak_bytes=1 << 62, time_ns=1 << 62, kept_bytes=0, recompu
 """What stands for a plan that was given up: it fits no budget."""
 
 
-class _TooMany(Exception):
-    """More was replayed than we wait for."""
-
-
-def judged(
-    trace: Trace, hold_from: Sequence[int], on_run: Callable[[int, int, bool], None] | None = None, *, is_closed: bool = False
-) -> Simulation:
+def judged(trace: Trace, hold_from: Sequence[int]) -> Simulation:
     """Simulates a plan as ``simulate`` does; ``GIVEN_UP`` where it replays more than ``MOST_PASSES`` forward passes."""
-    left = MOST_PASSES * len(trace.forward_ops)
-
-    def watch(place: int, bytes: int, is_replay: bool) -> None:
-        nonlocal left
-        left -= is_replay
-        if left < 0:
-            raise _TooMany
-        if on_run is not None:
-            on_run(place, bytes, is_replay)
-
     try:
-        return simulate(trace, hold_from, is_closed=is_closed, on_run=watch)
-    except _TooMany:
+        return simulate(trace, hold_from, most_replays=MOST_PASSES * len(trace.forward_ops))
+    except TooManyReplays:
         return GIVEN_UP
+
+
+def judged_by_cell(trace: Trace, closed: Sequence[int]) -> tuple[Simulation, list[int]]:
+    """The same for a ``hold_from`` that is closed, with the highest bytes in each cell of the pressure."""
+    cell = pressure_of(trace).cell
+    try:
+        return highest(trace, closed, cell, is_closed=True, most_replays=MOST_PASSES * len(trace.forward_ops))
+    except TooManyReplays:
+        return GIVEN_UP, []

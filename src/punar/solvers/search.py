@@ -13,7 +13,7 @@ from punar.plan.bound import bound
 from punar.plan.pressure import pressure_of
 from punar.plan.simulate import Simulation
 from punar.solvers.cover import Cover
-from punar.solvers.patience import GIVEN_UP, judged
+from punar.solvers.patience import GIVEN_UP, judged_by_cell
 from punar.solvers.splits import Levels, Links, Scheme, all_dropped, levels_of, rerun_ops
 
 FEWEST, MOST = 12, 64
@@ -85,15 +85,7 @@ class Search:
     def judge(self, hold: Sequence[int]) -> tuple[Simulation, list[int]]:
         """Simulates a plan, notes its point, and returns what it saw with the highest bytes in each cell."""
         closed = close(self.trace, hold)
-        high = [0] * len(self.pressure.peak)
-        cell = self.pressure.cell
-
-        def note(place: int, bytes: int, is_replay: bool) -> None:
-            at = cell[place]
-            if bytes > high[at]:
-                high[at] = bytes
-
-        seen = judged(self.trace, closed, note, is_closed=True)
+        seen, high = judged_by_cell(self.trace, closed)
         if seen is not GIVEN_UP:
             self.points.append(Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=closed))
         return seen, high
@@ -182,7 +174,7 @@ class Search:
             cover, levels = found
             self.left -= 1
             seen, high = self.judge(levels.hold_from(rerun_ops(self.trace, cover.level)))
-            if seen.peak_bytes <= budget_bytes or seen.time_ns > self.best(budget_bytes):
+            if not high or seen.peak_bytes <= budget_bytes or seen.time_ns > self.best(budget_bytes):
                 return True
             entry = cover.entry
             expected = [peak - got for peak, got in zip(self.pressure.peak, cover.reliefs(), strict=True)]
