@@ -19,12 +19,13 @@ WIDEST_GAPS = 12
 class Layout:
     """The forward pass as a sequence of places, one for each forward operator that ran before backward began.
 
-    ``ops[place]``: the operator. ``place[value]``: of its producer, -1 where it has none. ``last_use[value]``: the last place that reads
-    or saves it. ``clock[place]``: backward's clock when it first asks for something that the operator there saved, ``NEVER`` where it
-    saved nothing. ``crossing[place]``: bytes made before the place and used at it or later.
+    ``ops[place]``: the operator; ``where[op]`` the other way round, -1 where it has no place. ``place[value]``: of its producer, -1 where it has none.
+    ``last_use[value]``: the last place that reads or saves it. ``clock[place]``: backward's clock when it first asks for something that the
+    operator there saved, ``NEVER`` where it saved nothing. ``crossing[place]``: bytes made before the place and used at it or later.
     """
 
     ops: tuple[int, ...]
+    where: tuple[int, ...]
     place: tuple[int, ...]
     last_use: tuple[int, ...]
     clock: tuple[int, ...]
@@ -64,6 +65,7 @@ def layout_of(trace: Trace) -> Layout:
         last_use[value] = max(last_use[value], at)
     return Layout(
         ops=tuple(ops),
+        where=tuple(where.get(op.id, -1) for op in trace.ops),
         place=tuple(place),
         last_use=tuple(last_use),
         clock=tuple(_clocks(trace, saved_at, len(ops))),

@@ -20,7 +20,7 @@ NOTE. What is proved, and for which plans.
    has it held until then; and so is what is saved beyond the last demand for it.
 6. So any plan that fits gives numbers 0 <= z <= 1, one an item, with sum(cost * z) at most its extra time and, at every moment,
    sum(relief * z) at least the plain step's excess over the budget. The least sum(cost * z) under these is a linear programme; any prices
-   on the moments give a lower bound of it, and the best prices reach it. Ours are found by ascent.
+   on the moments give a lower bound of it, and the best prices reach it. Ours are found by ascent (``ascent.py``).
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from punar.ir.lineage import lineage_of
 from punar.ir.trace import Trace
 from punar.plan.pieces import Piece, by_operator, flips_of_piece, has_versions, pieces_of, writers
 from punar.plan.pressure import pressure_of
 
-ROUNDS = 24
-"""How often the most pressing moment is looked for and given a price."""
-
-MOMENTS = 4
-"""How many moments are priced before the ascent may stop for want of progress."""
+if TYPE_CHECKING:
+    from punar.plan.ascent import Table
 
 SMALL = 8
 """How many times the bytes of a piece's other saved values its main ones have, for the others to be given away."""
@@ -64,10 +62,18 @@ def bound(trace: Trace, budget_bytes: int) -> int:
     Source: Lagrangian relaxation; Geoffrion 1974, doi:10.1007/BFb0120690. The family is that of Jain et al. 2020, Checkmate,
     arXiv:1910.02653; the programme is ours.
     """
-    items, granted = items_of(trace)
+    from punar.plan.ascent import Ascent  # here, as NumPy is slow to import and most of what imports us needs no bound
+
+    granted = items_of(trace)[1]
     excess = [peak - budget_bytes - free for peak, free in zip(pressure_of(trace).peak, granted, strict=True)]
-    dual = _Dual(items, excess)
-    return trace.plain_time_ns + max(0, int(dual.climb() * (1 - 1e-9)))
+    return trace.plain_time_ns + max(0, int(Ascent(_table_of(trace), excess).climb() * (1 - 1e-9)))
+
+
+@lru_cache(maxsize=8)
+def _table_of(trace: Trace) -> Table:
+    from punar.plan.ascent import Table
+
+    return Table(items_of(trace)[0])
 
 
 @lru_cache(maxsize=8)
@@ -165,85 +171,3 @@ class _Table:
                 self.grant_later(v)
                 gaps[v] = self.before_demand(v, gaps[v])
             self.items.append(Item(cost_ns=cost, spans=tuple((self.line.bytes[v], *span) for v in saved for span in gaps[v])))
-
-
-class _Dual:
-    """The linear programme of one budget, with prices on few moments."""
-
-    def __init__(self, items: Sequence[Item], excess: Sequence[int]) -> None:
-        self.items, self.excess = items, excess
-        self.prices: dict[int, float] = {}
-        self.relief: dict[int, list[int]] = {}
-
-    def climb(self) -> float:
-        """Prices the most pressing moment, again and again, and settles all prices anew; the best value on the way."""
-        best = 0.0
-        for _ in range(ROUNDS):
-            moment = self.most_pressed()
-            if moment is None:
-                break
-            if moment not in self.prices:
-                self.prices[moment], self.relief[moment] = 0.0, [item.at(moment) for item in self.items]
-            value = self.settle_all(moment)
-            if value <= best * (1 + 1e-6) and len(self.prices) > MOMENTS:
-                break
-            best = max(best, value)
-        return best
-
-    def settle_all(self, newest: int) -> float:
-        """Moves along each price, and from each price to the newest and back; the value reached."""
-        others = [moment for moment in self.prices if moment != newest]
-        for _ in range(2):
-            self.settle({newest: 1.0})
-            for other in others:
-                self.settle({other: -1.0, newest: 1.0})
-                self.settle({other: 1.0})
-        for first, second in pairwise(others):
-            self.settle({first: -1.0, second: 1.0})
-        return self.value()
-
-    def reduced(self) -> list[float]:
-        """What each item still costs once the prices have paid for its relief."""
-        left: list[float] = [item.cost_ns for item in self.items]
-        for moment, price in self.prices.items():
-            if price:
-                left = [cost - price * size for cost, size in zip(left, self.relief[moment], strict=True)]
-        return left
-
-    def settle(self, direction: dict[int, float]) -> None:
-        """Moves the prices along a direction to where the value is highest, as far as they stay at least zero.
-
-        The value is concave and piecewise linear: its slope is the excess less the relief of what the prices pay for.
-        """
-        rates = [0.0] * len(self.items)
-        for moment, weight in direction.items():
-            rates = [rate + weight * size for rate, size in zip(rates, self.relief[moment], strict=True)]
-        lowest = max((-self.prices[m] / w for m, w in direction.items() if w > 0), default=0.0)
-        highest = min((-self.prices[m] / w for m, w in direction.items() if w < 0), default=float("inf"))
-        turns = sorted((cost / rate, abs(rate)) for cost, rate in zip(self.reduced(), rates, strict=True) if rate)
-        slope = sum(weight * self.excess[moment] for moment, weight in direction.items()) - sum(min(rate, 0.0) for rate in rates)
-        step = lowest
-        for turn, drop in turns:
-            if slope <= 0:
-                break
-            step = turn
-            slope -= drop
-        step = min(max(step, lowest), highest)
-        for moment, weight in direction.items():
-            self.prices[moment] = max(self.prices[moment] + weight * step, 0.0)
-
-    def value(self) -> float:
-        paid = sum(price * self.excess[moment] for moment, price in self.prices.items())
-        return paid + sum(min(cost, 0.0) for cost in self.reduced())
-
-    def most_pressed(self) -> int | None:
-        """The cell in which the items that the prices pay for leave most excess."""
-        change = [0] * (len(self.excess) + 1)
-        for item, cost in zip(self.items, self.reduced(), strict=True):
-            if cost <= 0:
-                for size, start, end in item.spans:
-                    change[start] += size
-                    change[end] -= size
-        lacking = [need - got for need, got in zip(self.excess, accumulate(change[:-1]), strict=True)]
-        moment = max(range(len(lacking)), key=lacking.__getitem__)
-        return moment if lacking[moment] > 0 else None

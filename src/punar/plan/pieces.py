@@ -15,7 +15,7 @@ Ours has prices of time and memory on one scale, and pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -243,6 +243,30 @@ def flips_of(trace: Trace) -> tuple[tuple[Flip, ...], ...]:
     """
     known: dict[tuple[object, ...], list[frozenset[int]]] = {}
     return tuple(flips_of_piece(trace, number, piece, known) for number, piece in enumerate(pieces_of(trace)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What the first flips of a piece come to: ``ops`` run again; ``change``: (bytes, value) no longer held, negative where it is held instead."""
+
+    ops: tuple[int, ...]
+    change: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=8)
+def stages_of(trace: Trace) -> tuple[tuple[Stage, ...], ...]:
+    """For each piece what no, one, two, ... of its flips come to."""
+    sizes = lineage_of(trace).bytes
+    return tuple(tuple(_stages(piece, flips, sizes)) for piece, flips in zip(pieces_of(trace), flips_of(trace), strict=True))
+
+
+def _stages(piece: Piece, flips: Iterable[Flip], sizes: tuple[int, ...]) -> Iterator[Stage]:
+    yield Stage(ops=(), change=())
+    change: dict[int, int] = {}
+    for flip in flips:
+        for value, sign in [(v, 1) for v in flip.freed] + [(v, -1) for v in flip.taken]:
+            change[value] = change.get(value, 0) + sign * sizes[value]
+        yield Stage(ops=tuple(piece.ops(flip.rerun)), change=tuple((size, value) for value, size in change.items() if size))
 
 
 def flips_of_piece(trace: Trace, number: int, piece: Piece, known: dict[tuple[object, ...], list[frozenset[int]]]) -> tuple[Flip, ...]:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
+from operator import ge, sub
 
 from punar.ir import Trace
 from punar.ir.lineage import lineage_of
-from punar.plan.pieces import Flip, flips_of
+from punar.plan.pieces import Flip, flips_of, stages_of
 from punar.plan.pressure import pressure_of
 
 LOOSENED = 64
@@ -56,41 +58,59 @@ class Cover:
         for cell in range(len(excess) - 1, -1, -1):
             if change[cell]:
                 self.relief += change[cell]
-            for piece in arriving.get(cell, ()):
-                self.offer(piece)
+            if cell in arriving:
+                for piece in arriving[cell]:
+                    self.offer(piece)
             if self.relief < excess[cell] and not self.meet(cell):
                 return False
-        self.loosen()
         return True
 
     def arrivals(self) -> dict[int, list[int]]:
         """For each cell, from the last to the first, the pieces that can relieve it and none after it."""
         arriving: dict[int, list[int]] = {}
         entry = self.entry
-        for piece, flips in enumerate(self.flips):
-            if flips:
-                arriving.setdefault(max([entry[v] for v in flips[0].freed]) - 1, []).append(piece)
+        for piece, freed in first_freed(self.trace):
+            last = entry[freed[0]] if len(freed) == 1 else max([entry[v] for v in freed])
+            if last - 1 in arriving:
+                arriving[last - 1].append(piece)
+            else:
+                arriving[last - 1] = [piece]
         return arriving
 
     def offer(self, piece: int) -> None:
         flips, level = self.flips[piece], self.level[piece]
-        if level < len(flips) and self.forced.isdisjoint(flips[level].freed):
+        if level < len(flips) and not (self.forced and not self.forced.isdisjoint(flips[level].freed)):
             heapq.heappush(self.heap, (flips[level].ratio, piece, level))
 
     def meet(self, cell: int) -> bool:
         """Takes flips until the cell is relieved; says whether there were enough."""
+        heap, start = self.heap, self.start
         while self.relief < self.excess[cell]:
-            if not self.heap:
+            if not heap:
                 return False
-            _, piece, level = heapq.heappop(self.heap)
+            _, piece, level = heapq.heappop(heap)
             flip = self.flips[piece][level]
-            if all(self.start[v] > cell for v in flip.freed):
+            if start[flip.freed[0]] > cell and all(start[v] > cell for v in flip.freed):
                 continue
             self.level[piece] = level + 1
-            for size, start, end in self.spans(flip):
-                self.press(cell, start, end, size)
+            self.press(cell, flip.freed, 1)
+            if flip.taken:
+                self.press(cell, flip.taken, -1)
             self.offer(piece)
         return True
+
+    def press(self, cell: int, values: Sequence[int], sign: int) -> None:
+        """Notes what some values relieve from their start to their entry, at ``cell`` on the way down."""
+        change = self.change
+        for v in values:
+            start, end, size = self.start[v], self.entry[v], sign * self.sizes[v]
+            if start > cell or start >= end:
+                continue
+            if end > cell:
+                self.relief += size
+            else:
+                change[end - 1] += size
+            change[start - 1] -= size
 
     def spans(self, flip: Flip) -> list[tuple[int, int, int]]:
         """What a flip relieves, as (bytes, first cell, cell after the last)."""
@@ -98,29 +118,27 @@ class Cover:
         freed = [(sizes[v], start[v], entry[v]) for v in flip.freed if start[v] < entry[v]]
         return freed + [(-sizes[v], start[v], entry[v]) for v in flip.taken if start[v] < entry[v]] if flip.taken else freed
 
-    def press(self, cell: int, start: int, end: int, size: int) -> None:
-        """Notes a relief over the cells from ``start`` to ``end - 1``, at ``cell`` on the way down."""
-        if start > cell:
-            return
-        if end > cell:
-            self.relief += size
-        else:
-            self.change[end - 1] += size
-        self.change[start - 1] -= size
-
     def reliefs(self) -> list[int]:
         """What the taken flips relieve in each cell."""
         change = [0] * (len(self.excess) + 1)
-        for flips, level in zip(self.flips, self.level, strict=True):
-            for flip in flips[:level]:
-                for size, start, end in self.spans(flip):
-                    change[start] += size
-                    change[end] -= size
+        begin, entry = self.start, self.entry
+        for stages, level in zip(stages_of(self.trace), self.level, strict=True):
+            if level:
+                for size, v in stages[level].change:
+                    start, end = begin[v], entry[v]
+                    if start < end:
+                        change[start] += size
+                        change[end] -= size
         return list(accumulate(change[:-1]))
 
-    def loosen(self) -> None:
-        """Gives back what is dear and, because of the rounding, no longer needed."""
-        slack = [got - need for got, need in zip(self.reliefs(), self.excess, strict=True)]
+    def holds(self) -> bool:
+        """Whether the taken flips relieve every cell by its excess, with the entries there are now."""
+        return all(map(ge, self.reliefs(), self.excess))
+
+    def loosen(self) -> bool:
+        """Gives back what is dear and, because of the rounding, no longer needed; says whether there was something."""
+        slack = list(map(sub, self.reliefs(), self.excess))
+        before = list(self.level)
         taken = [(flips[level - 1], piece) for piece, (flips, level) in enumerate(zip(self.flips, self.level, strict=True)) if level]
         spare = min(slack[pressure_of(self.trace).seal :], default=0)
         likely = sorted((f for f in taken if f[0].bytes <= max(spare, 0) * 4), key=lambda f: (-f[0].cost_ns, f[1]))
@@ -130,3 +148,10 @@ class Cover:
                 self.level[piece] -= 1
                 for size, start, end in spans:
                     slack[start:end] = [s - size for s in slack[start:end]]
+        return self.level != before
+
+
+@lru_cache(maxsize=8)
+def first_freed(trace: Trace) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The pieces that have flips, with what the first of these frees."""
+    return tuple((piece, flips[0].freed) for piece, flips in enumerate(flips_of(trace)) if flips)

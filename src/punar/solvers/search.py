@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log2
+from operator import sub
 
 from punar.ir import Trace
 from punar.ir.lineage import close, lineage_of
@@ -177,7 +178,7 @@ class Search:
             if not high or seen.peak_bytes <= budget_bytes or seen.time_ns > self.best(budget_bytes):
                 return True
             entry = cover.entry
-            expected = [peak - got for peak, got in zip(self.pressure.peak, cover.reliefs(), strict=True)]
+            expected = map(sub, self.pressure.peak, cover.reliefs())
             extra = [max(more, saw - thought) for more, saw, thought in zip(extra, high, expected, strict=True)]
         return True
 
@@ -208,14 +209,18 @@ class Search:
                 forced |= crossing
                 continue
             cover.entry = levels.entries(again)
-            if all(got >= lack for got, lack in zip(cover.reliefs(), need, strict=True)):
+            if cover.holds():
+                if cover.loosen():
+                    cover.entry = levels.entries(rerun_ops(self.trace, cover.level))
                 return cover, levels
             entry = self.earlier(entry, cover.entry)
         return None
 
     def earlier(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
         """The less hopeful of two entries: the earlier for what is made again, the later for what is held for it."""
-        return [min(a, b) if is_saved else max(a, b) for a, b, is_saved in zip(one, other, self.line.is_saved, strict=True)]
+        return [
+            (a if a < b else b) if is_saved else (a if a > b else b) for a, b, is_saved in zip(one, other, self.line.is_saved, strict=True)
+        ]
 
     def widest(self, scheme: Scheme) -> Levels:
         """The places of a scheme in the plan that drops everything but the links there."""

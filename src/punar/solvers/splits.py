@@ -23,12 +23,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from punar.ir import Trace
 from punar.ir.blocks import layout_of
 from punar.ir.lineage import lineage_of
-from punar.plan.pieces import Flip, flips_of, pieces_of
+from punar.plan.pieces import Flip, flips_of, stages_of
 from punar.plan.pressure import pressure_of
 
 WIDEST = 1000.0
@@ -43,11 +44,7 @@ LEEWAY = 0.3
 
 def rerun_ops(trace: Trace, levels: Sequence[int]) -> set[int]:
     """The operators that run again where each piece has taken its first ``levels`` flips."""
-    again: set[int] = set()
-    for piece, steps, level in zip(pieces_of(trace), flips_of(trace), levels, strict=True):
-        if level:
-            again.update(piece.ops(steps[level - 1].rerun))
-    return again
+    return {op for stages, level in zip(stages_of(trace), levels, strict=True) if level for op in stages[level].ops}
 
 
 def all_dropped(trace: Trace, forced: Container[int] = ()) -> set[int]:
@@ -107,10 +104,12 @@ class Levels:
         entry, latest = list(asked), dict[int, int]()
         links = Links(self.trace, again) if self.inner else None
         crossing = links.crossing(self.inner) if links else frozenset()
+        ops, reads, producer = self.trace.ops, line.reads, line.producer
         for op in sorted(again, reverse=True):
-            first = min(entry[v] for v in self.trace.ops[op].outputs)
-            for u in line.reads[op]:
-                if line.producer[u] not in again:
+            outputs = ops[op].outputs
+            first = entry[outputs[0]] if len(outputs) == 1 else min([entry[v] for v in outputs])
+            for u in reads[op]:
+                if producer[u] not in again:
                     latest[u] = max(first, latest.get(u, 0))
                 elif first < entry[u] and (links is None or u in crossing or self.is_together(links, u, op)):
                     entry[u] = first
@@ -136,23 +135,28 @@ def levels_of(trace: Trace, scheme: Scheme, again: set[int]) -> Levels:
 
 
 class Links:
-    """The links of a plan that runs the operators ``again`` again, along the forward pass."""
+    """The links of a plan that runs the operators ``again`` again, along the forward pass; ``last[link]``: the last place that reads it again."""
 
     def __init__(self, trace: Trace, again: set[int]) -> None:
-        self.layout, self.line, self.again = layout_of(trace), lineage_of(trace), again
-        self.last = self.last_read(again)
-        made = [sum(self.line.bytes[v] for v in trace.ops[op].outputs) if op in again else 0 for op in self.layout.ops]
-        self.before = list(accumulate(made, initial=0))
-        self.total = self.before[-1]
-        self.across = self.bytes_across()
+        self.trace, self.layout, self.line, self.again = trace, layout_of(trace), lineage_of(trace), again
+        producer, reads, where = self.line.producer, self.line.reads, self.layout.where
+        self.last: dict[int, int] = {}
+        for op in sorted(again):
+            for u in reads[op]:
+                if producer[u] in again:
+                    self.last[u] = where[op]
 
-    def last_read(self, again: set[int]) -> dict[int, int]:
-        """For each link the last place that reads it again."""
-        last = {}
-        for at, op in enumerate(self.layout.ops):
-            if op in again:
-                last.update({u: at for u in self.line.reads[op] if self.line.producer[u] in again})
-        return last
+    @cached_property
+    def before(self) -> list[int]:
+        """For each place the bytes that are made again before it; one more for the end."""
+        made = [0] * len(self.layout.ops)
+        for op in self.again:
+            made[self.layout.where[op]] = sum(self.line.bytes[v] for v in self.trace.ops[op].outputs)
+        return list(accumulate(made, initial=0))
+
+    @property
+    def total(self) -> int:
+        return self.before[-1]
 
     def growth(self) -> float:
         """By how much the next part may be larger, when backward has released what was held of one part."""
@@ -160,7 +164,9 @@ class Links:
         held = sum(self.line.bytes[v] for v in saved if self.line.producer[v] not in self.again)
         return min(1 + held / max(self.total, 1), STEEPEST)
 
-    def bytes_across(self) -> list[int]:
+    @cached_property
+    def across(self) -> list[int]:
+        """For each place the bytes of links that cross it."""
         change = [0] * (len(self.layout.ops) + 2)
         for value, last in self.last.items():
             change[self.layout.place[value] + 1] += self.line.bytes[value]
