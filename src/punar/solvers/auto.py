@@ -34,7 +34,7 @@ from punar.solvers.selective import selected
 PASSES = 1.0
 """How many extra forward passes the plans of the frontier take at most; a lower budget is still answered when it is asked for."""
 
-NEAR, MUCH, STEEP = 0.12, 0.04, 3.0
+NEAR, MUCH, STEEP = 0.12, 0.03, 3.0
 """Plans at the low end are left out where one of at most ``NEAR`` more bytes (in parts of the least plan's, resident ones aside) is faster
 by ``MUCH`` of the plain step, and by ``STEEP`` times that part of the plain step for each part of the plain step's bytes."""
 

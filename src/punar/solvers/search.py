@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,6 +70,7 @@ class Search:
         self.line = lineage_of(trace)
         self.points: list[Point] = []
         self.failed: dict[Scheme, int] = {}
+        self.extremes: dict[Scheme, Simulation] = {}
         self.places: dict[Scheme, tuple[Levels, frozenset[int]]] = {}
         self.left = round(min(max(MOST * (SHORT / max(len(trace.events), 1)) ** 0.45, FEWEST), MOST))
         self.plain = self.judge([0] * len(trace.values))[0]
@@ -80,6 +82,7 @@ class Search:
     def run(self) -> None:
         """Judges plans for budgets from the plain peak down; ends when the simulations are used up or nothing is left to improve."""
         schemes = self.schemes()
+        self.refine_lowest(schemes)
         for budget in self.budgets():
             self.attend(budget, schemes)
 
@@ -111,10 +114,19 @@ class Search:
         useful = [scheme for time, peak, scheme in tried if not scheme.is_nested or is_useful(time, peak, tried)]
         return sorted({Scheme(parts=1, inner=0), *useful}, key=lambda scheme: (scheme.is_nested, scheme))
 
+    def refine_lowest(self, schemes: Sequence[Scheme]) -> None:
+        """Drops less where a scheme's plan that drops all it can is among the best: as much as its own peak leaves room for."""
+        best = {point.peak_bytes: point.time_ns for point in undominated(self.points)}
+        for scheme in schemes:
+            seen = self.extremes.get(scheme)
+            if seen is not None and best.get(seen.peak_bytes) == seen.time_ns and self.left > 0:
+                self.refine(seen.peak_bytes, scheme)
+
     def extreme(self, scheme: Scheme) -> tuple[int, int, Scheme]:
         """(time, peak, scheme) of the plan that drops all a scheme lets it drop."""
         again = all_dropped(self.trace, self.widest_links(scheme))
         seen, _ = self.judge(self.widest(scheme).hold_from(again))
+        self.extremes[scheme] = seen
         return seen.time_ns, seen.peak_bytes, scheme
 
     def budgets(self) -> Iterator[int]:
@@ -122,24 +134,32 @@ class Search:
         low, high = min(p.peak_bytes for p in self.points), self.plain.peak_bytes
         for step in range(7, -1, -1):
             yield low + (high - low) * step // 8
-        gaps: dict[int, int] = {}
+        least: dict[int, int] = {}
+        tried: list[int] = []
         while self.left > 0:
-            doubtful = self.doubtful((high - low) // RESOLUTION)
-            for budget in doubtful.keys() - gaps.keys():
-                gaps[budget] = bound(self.trace, budget)
-            left = {budget: time - gaps[budget] for budget, time in doubtful.items() if gaps[budget] >= 0}
-            worst = max(left, key=lambda budget: (left[budget], budget), default=0)
-            if not worst or left[worst] < 2 * CLOSE * self.plain.time_ns:
+            doubtful = self.doubtful((high - low) // RESOLUTION, tried)
+            for budget in doubtful.keys() - least.keys():
+                least[budget] = bound(self.trace, budget)
+            gaps = {budget: time - least[budget] for budget, time in doubtful.items()}
+            worst = max(gaps, key=lambda budget: (gaps[budget], budget), default=0)
+            if not worst or gaps[worst] < 2 * CLOSE * self.plain.time_ns:
                 return
-            gaps[worst] = -1  # not to be tried again
+            insort(tried, worst)
             yield worst
 
-    def doubtful(self, least_bytes: int) -> dict[int, int]:
-        """The middles between neighbouring plans, the larger of at most one extra forward pass, with the time of the plan that answers there."""
+    def doubtful(self, least_bytes: int, tried: Sequence[int]) -> dict[int, int]:
+        """The middles between neighbouring plans, the larger of at most one extra forward pass, with the time of the plan that answers there.
+
+        Where some budgets between two plans were ``tried`` already, that is above the highest of them.
+        """
         slowest = self.trace.plain_time_ns + sum(op.time_ns + self.trace.overhead_ns for op in self.trace.forward_ops)
-        pairs = pairwise(undominated(self.points))
-        wide = [(a, b) for a, b in pairs if b.peak_bytes - a.peak_bytes > least_bytes and b.time_ns <= slowest]
-        return {(a.peak_bytes + b.peak_bytes) // 2: a.time_ns for a, b in wide}
+        found: dict[int, int] = {}
+        for a, b in pairwise(undominated(self.points)):
+            below = bisect_left(tried, b.peak_bytes)
+            low = max(a.peak_bytes, tried[below - 1] if below else 0)
+            if b.peak_bytes - low > least_bytes and b.time_ns <= slowest:
+                found[(low + b.peak_bytes) // 2] = a.time_ns
+        return found
 
     def attend(self, budget_bytes: int, schemes: Sequence[Scheme]) -> None:
         """Looks for plans at one budget, by one scheme after the other, until one is near the bound.
