@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from punar.errors import BudgetError, InfeasibleBudget, PlanError, PunarError
 
 if TYPE_CHECKING:
-    from punar.api import Profile, Remat, Verification, profile, solve, verify
+    from punar.api import Frontier, Profile, Remat, Verification, frontier, profile, solve, verify
     from punar.plan import Plan
     from punar.torch.replayable import replayable
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Frontier": "punar.api",
     "Plan": "punar.plan",
     "Profile": "punar.api",
     "Remat": "punar.api",
     "Verification": "punar.api",
+    "frontier": "punar.api",
     "profile": "punar.api",
     "replayable": "punar.torch.replayable",
     "solve": "punar.api",
@@ -30,6 +32,7 @@ _HOMES = {
 
 __all__ = [
     "BudgetError",
+    "Frontier",
     "InfeasibleBudget",
     "Plan",
     "PlanError",
@@ -37,6 +40,7 @@ __all__ = [
     "PunarError",
     "Remat",
     "Verification",
+    "frontier",
     "profile",
     "replayable",
     "solve",

@@ -6,7 +6,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,12 +18,13 @@ from punar.ir import Trace
 from punar.plan import Plan, make_plan, simulate
 from punar.plan.plan import read_file, write_text
 from punar.reporting.report import Report, count
-from punar.solvers import find, least
+from punar.reporting.table import format_columns
+from punar.solvers import find, frontier_points, least
 from punar.solvers import solve as solve_trace
 from punar.torch.follower import Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
 from punar.torch.state import StateSnapshot, bytes_equal, restored, run_step
-from punar.units import format_bytes, parse_bytes
+from punar.units import format_bytes, format_seconds, parse_bytes
 
 Budget = str | int | float | None
 LossFn = Callable[[Any, Any], Any]
@@ -310,11 +311,88 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
         UsageError: there is no such solver, or the profile is none.
     """
     check_solver(solver)
+    return plan_for(_trace_of(profile), check_budget(budget), solver)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """One plan of a frontier, by what is predicted of it. Units: bytes and ns of the whole step.
+
+    ``bound_ns``: a proved lower bound on the time of any plan of at most this peak; ``overhead``: extra time as a ratio to the plain step.
+    """
+
+    peak_bytes: int
+    time_ns: int
+    bound_ns: int
+    overhead: float
+    _trace: Trace = field(repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan itself, made when it is asked for."""
+        return solve_trace(self._trace, self.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """The least time that ``auto`` found for each peak, from the least peak worth its time to the plain step: peaks rise, times fall.
+
+    Example:
+        >>> import torch, punar
+        >>> model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(8)])
+        >>> frontier = punar.frontier(punar.profile(model, torch.ones(512, 64), lambda model, batch: model(batch).sum()))
+        >>> frontier.points[-1].overhead
+        0.0
+        >>> frontier.at(frontier.points[0].peak_bytes) == frontier.points[0].plan
+        True
+    """
+
+    profile: Profile
+    points: tuple[FrontierPoint, ...]
+
+    def at(self, budget: Budget) -> Plan:
+        """The plan that ``punar.solve`` gives for a budget.
+
+        Raises:
+            BudgetError: the budget is no budget, or more than the device has.
+            InfeasibleBudget: no known plan fits; names the least budget and what holds it.
+        """
+        return solve(self.profile, budget=budget)
+
+    def __str__(self) -> str:
+        rows = [
+            (format_bytes(point.peak_bytes), format_seconds(point.time_ns), f"{point.overhead:.1%}", format_seconds(point.bound_ns))
+            for point in self.points
+        ]
+        return format_columns(("predicted peak", "predicted time", "extra", "no plan below"), rows)
+
+
+def frontier(profile: Profile) -> Frontier:
+    """All that memory costs in time for a profiled step: the whole curve at once, as quick as one ``punar.solve``.
+
+    Its plans take about one extra forward pass at most; a budget below its first point may still be met when ``at`` is asked.
+
+    Raises:
+        UsageError: this is no profile.
+    """
+    trace = _trace_of(profile)
+    points = frontier_points(trace)
+    plain_ns = max(trace.plain_time_ns, 1)
+    return Frontier(
+        profile=profile,
+        points=tuple(
+            FrontierPoint(peak_bytes=p.peak_bytes, time_ns=p.time_ns, bound_ns=bound, overhead=p.time_ns / plain_ns - 1, _trace=trace)
+            for p, bound in points
+        ),
+    )
+
+
+def _trace_of(profile: Profile) -> Trace:
     if not isinstance(profile, Profile) or not isinstance(profile.trace, Trace):
         raise UsageError(
             f"asked to solve for a step, found {describe_type(profile)}; give what punar.profile or punar.Profile.load returned"
         )
-    return plan_for(profile.trace, check_budget(budget), solver)
+    return profile.trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,4 +494,16 @@ def _differences(a: tuple[torch.Tensor, StateSnapshot], b: tuple[torch.Tensor, S
     return ([] if bytes_equal(a[0], b[0]) else ["loss"]) + a[1].differences(b[1])
 
 
-__all__ = ["InfeasibleBudget", "Plan", "Profile", "Remat", "Verification", "profile", "solve", "verify"]
+__all__ = [
+    "Frontier",
+    "FrontierPoint",
+    "InfeasibleBudget",
+    "Plan",
+    "Profile",
+    "Remat",
+    "Verification",
+    "frontier",
+    "profile",
+    "solve",
+    "verify",
+]
