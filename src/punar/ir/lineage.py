@@ -21,7 +21,8 @@ class Lineage:
     autograd saved it, in forward. ``can_replay[value]``: it has a replayable forward producer. ``is_free[value]``: its storage outlives
     backward's last demand for it anyway, so that holding it costs nothing.
     ``overwrites[op]``: the old values of these, and what it clobbers. ``all_steps``: the events as (place, kind, id).
-    ``adds[op]``: its peak. ``makes[op]``: (storage, bytes) for each storage it allocates.
+    ``saved[save]``: its value. ``outputs[op]``. ``times[op]``: of a replay, with the call. ``adds[op]``: its peak.
+    ``makes[op]``: (storage, bytes) for each storage it allocates.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -36,6 +37,9 @@ class Lineage:
     is_free: tuple[bool, ...]
     all_steps: tuple[tuple[int, int, int], ...]
     overwrites: tuple[tuple[int, ...], ...]
+    saved: tuple[int, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    times: tuple[int, ...]
     adds: tuple[int, ...]
     makes: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -88,6 +92,9 @@ def lineage_of(trace: Trace) -> Lineage:
         is_free=is_free,
         all_steps=tuple((place, int(kind), id) for place, (kind, id) in enumerate(trace.events)),
         overwrites=tuple((*(old for old, _ in over), *op.clobbers) for over, op in zip(writes, trace.ops, strict=True)),
+        saved=tuple(save.value for save in trace.saves),
+        outputs=tuple(op.outputs for op in trace.ops),
+        times=tuple(op.time_ns + trace.overhead_ns for op in trace.ops),
         adds=tuple(op.peak_bytes for op in trace.ops),
         makes=tuple(tuple((storage[v], trace.storages[storage[v]].bytes) for v in made) for made in creates),
     )

@@ -143,17 +143,19 @@ class _Judge:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def on_stretch(self, id: int) -> None:
-        stretch = self.stretches[id]
-        high = self.live + stretch.rise
+        rise, place, rest = self.stretches[id]
+        high = self.live + rise
         if high > self.peak:
-            self.peak, self.peak_place = high, stretch.place
-        if self.high and high > self.high[self.cell[self.place]]:
-            self.high[self.cell[self.place]] = high
-        self.live += stretch.rest
+            self.peak, self.peak_place = high, place
+        if self.high:
+            at = self.cell[place]
+            if high > self.high[at]:
+                self.high[at] = high
+        self.live += rest
 
     def on_op(self, id: int) -> None:
         line = self.line
-        if self.recorded[id] and self.kept < 0:
+        if self.kept < 0 and self.recorded[id]:
             self.record(id)
         for old in line.overwrites[id]:
             if self.held[old] == 1:
@@ -164,7 +166,7 @@ class _Judge:
             self.live += size
 
     def on_save(self, id: int) -> None:
-        value = self.trace.saves[id].value
+        value = self.line.saved[id]
         if self.is_known[value] and self.is_dropped(value) and (self.kept < 0 or self.held[value] == 2):
             self.is_save_dropped[id] = 1
             self.need[value] += 1
@@ -173,33 +175,37 @@ class _Judge:
 
     def save_again(self, value: int, id: int) -> bool:
         """Backward itself saves what a replay lent it, as double backward does: the loan lasts until then."""
-        lent = next((save for save in self.transient if self.trace.saves[save].value == value), None)
-        if self.kept < 0 or lent is None:
+        if self.kept < 0:
+            return False
+        lent = next((save for save in self.transient if self.line.saved[save] == value), None)
+        if lent is None:
             return False
         self.transient[id] = self.transient.pop(lent)
         self.is_loan_moved[id] = 1
         return True
 
     def on_demand(self, id: int) -> None:
-        value = self.trace.saves[id].value
         if self.kept < 0:
             self.seal()
         if not self.is_save_dropped[id]:
             return
+        value = self.line.saved[id]
         self.clock = max(self.clock, self.rank[value])
         if not self.held[value]:
             self.replay(value, id)
 
     def on_release(self, id: int) -> None:
-        value = self.trace.saves[id].value
-        self.live -= self.transient.pop(id, 0)
+        value = self.line.saved[id]
+        if self.transient:
+            self.live -= self.transient.pop(id, 0)
         if self.is_save_dropped[id]:
             self.unneed(value)
         elif not self.is_loan_moved[id]:
             self.drop_original(self.line.storage[value])
 
     def on_return(self, id: int) -> None:
-        self.live -= self.transient.pop(id, 0)
+        if self.transient:
+            self.live -= self.transient.pop(id, 0)
 
     def on_free(self, storage: int) -> None:
         if self.is_user_alive[storage]:
@@ -214,11 +220,12 @@ class _Judge:
         return self.hold[value] > 0 and producer >= 0 and self.recorded[producer]
 
     def record(self, id: int) -> None:
+        need, is_known = self.need, self.is_known
         for value in self.line.reads[id]:
-            self.need[value] += 1
-            if not self.is_known[value]:
+            need[value] += 1
+            if not is_known[value]:
                 self.know(value)
-        for value in self.trace.ops[id].outputs:
+        for value in self.line.outputs[id]:
             self.know(value)
             if self.hold[value] > 0:
                 self.op_refs[id] += 1
@@ -322,14 +329,15 @@ class _Judge:
         return sorted(seen)
 
     def replay_op(self, id: int, uses: dict[int, int]) -> None:
-        op, line = self.trace.ops[id], self.line
-        taken = self.copy_overwritten(id, uses)
-        self.charge(op.peak_bytes, is_replay=True)
+        line = self.line
+        creates = line.creates[id]
+        taken = self.copy_overwritten(id, uses) if line.writes[id] else {}
+        self.charge(line.adds[id], is_replay=True)
         self.replayed += 1
-        self.replay_time += op.time_ns + self.trace.overhead_ns
+        self.replay_time += line.times[id]
         retained = []
-        for value in op.outputs:
-            is_new = value in line.creates[id]
+        for value in line.outputs[id]:
+            is_new = value in creates
             if self.held[value] or not (self.need[value] or uses.get(value)):
                 self.live -= 0 if is_new else taken.get(value, 0)
                 continue
@@ -341,7 +349,7 @@ class _Judge:
                 retained.append(value)
             elif not uses.get(value):
                 self.live -= line.bytes[value]
-        self.spend_reads(id, uses, taken)
+        self.spend_reads(id, uses)
         for _ in retained:
             stack: list[int] = []
             self.unref_op(id, stack)
@@ -361,7 +369,7 @@ class _Judge:
             taken[new] = size
         return taken
 
-    def spend_reads(self, id: int, uses: dict[int, int], taken: dict[int, int]) -> None:
+    def spend_reads(self, id: int, uses: dict[int, int]) -> None:
         for value in self.line.reads[id]:
             if uses[value] == NOTHING_LEFT:
                 uses[value] = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from punar.ir.lineage import lineage_of
 from punar.ir.trace import EventKind, Trace
@@ -22,8 +23,7 @@ STRETCH = len(EventKind)
 """The kind of a step that stands for a stretch of events."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Bytes above what is alive at its start: ``rise`` at most, first at the event ``place``; ``rest`` at its end."""
 
     rise: int

@@ -89,23 +89,26 @@ class Cover:
             if not heap:
                 return False
             _, piece, level = heapq.heappop(heap)
-            flip = self.flips[piece][level]
-            if start[flip.freed[0]] > cell and all(start[v] > cell for v in flip.freed):
+            flips = self.flips[piece]
+            freed, taken = flips[level].freed, flips[level].taken
+            if start[freed[0]] > cell and all(start[v] > cell for v in freed):
                 continue
             self.level[piece] = level + 1
-            self.press(cell, flip.freed, 1)
-            if flip.taken:
-                self.press(cell, flip.taken, -1)
-            self.offer(piece)
+            self.press(cell, freed, 1)
+            if taken:
+                self.press(cell, taken, -1)
+            if level + 1 < len(flips):
+                self.offer(piece)
         return True
 
     def press(self, cell: int, values: Sequence[int], sign: int) -> None:
         """Notes what some values relieve from their start to their entry, at ``cell`` on the way down."""
-        change = self.change
+        change, begin, entry, sizes = self.change, self.start, self.entry, self.sizes
         for v in values:
-            start, end, size = self.start[v], self.entry[v], sign * self.sizes[v]
+            start, end = begin[v], entry[v]
             if start > cell or start >= end:
                 continue
+            size = sign * sizes[v]
             if end > cell:
                 self.relief += size
             else:
