@@ -48,34 +48,32 @@ class Cover:
         self.sizes = lineage_of(self.trace).bytes
         self.start = pressure_of(self.trace).start
         self.flips = flips_of(self.trace)
+        self.pieces = [piece for piece, flips in enumerate(self.flips) if flips]
         self.level = [0] * len(self.flips)
         self.change = [0] * (len(self.excess) + 1)
 
     def run(self) -> bool:
         """Finds the levels; says whether all cells could be relieved."""
-        arriving = self.arrivals()
+        last, order = self.arrivals()
+        order.append(-1)
+        last.append(-1)
         change, excess = self.change, self.excess
+        next_one = 0
         for cell in range(len(excess) - 1, -1, -1):
             if change[cell]:
                 self.relief += change[cell]
-            if cell in arriving:
-                for piece in arriving[cell]:
-                    self.offer(piece)
+            while last[order[next_one]] > cell:
+                self.offer(self.pieces[order[next_one]])
+                next_one += 1
             if self.relief < excess[cell] and not self.meet(cell):
                 return False
         return True
 
-    def arrivals(self) -> dict[int, list[int]]:
-        """For each cell, from the last to the first, the pieces that can relieve it and none after it."""
-        arriving: dict[int, list[int]] = {}
+    def arrivals(self) -> tuple[list[int], list[int]]:
+        """For each of ``pieces`` the cell after the last that it can relieve, and their places by falling cell."""
         entry = self.entry
-        for piece, freed in first_freed(self.trace):
-            last = entry[freed[0]] if len(freed) == 1 else max([entry[v] for v in freed])
-            if last - 1 in arriving:
-                arriving[last - 1].append(piece)
-            else:
-                arriving[last - 1] = [piece]
-        return arriving
+        last = [entry[freed[0]] if len(freed) == 1 else max([entry[v] for v in freed]) for freed in first_freed(self.trace)]
+        return last, sorted(range(len(last)), key=last.__getitem__, reverse=True)
 
     def offer(self, piece: int) -> None:
         flips, level = self.flips[piece], self.level[piece]
@@ -155,6 +153,6 @@ class Cover:
 
 
 @lru_cache(maxsize=8)
-def first_freed(trace: Trace) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The pieces that have flips, with what the first of these frees."""
-    return tuple((piece, flips[0].freed) for piece, flips in enumerate(flips_of(trace)) if flips)
+def first_freed(trace: Trace) -> tuple[tuple[int, ...], ...]:
+    """What the first flip of each piece that has some frees."""
+    return tuple(flips[0].freed for flips in flips_of(trace) if flips)

@@ -151,7 +151,7 @@ class Links:
         """For each place the bytes that are made again before it; one more for the end."""
         made = [0] * len(self.layout.ops)
         for op in self.again:
-            made[self.layout.where[op]] = sum(self.line.bytes[v] for v in self.trace.ops[op].outputs)
+            made[self.layout.where[op]] = sum([self.line.bytes[v] for v in self.line.outputs[op]])
         return list(accumulate(made, initial=0))
 
     @property
