@@ -38,6 +38,9 @@ NEAR, MUCH, STEEP = 0.12, 0.03, 3.0
 """Plans at the low end are left out where one of at most ``NEAR`` more bytes (in parts of the least plan's, resident ones aside) is faster
 by ``MUCH`` of the plain step, and by ``STEEP`` times that part of the plain step for each part of the plain step's bytes."""
 
+NEARLY_PROVED = 0.045
+"""How far from the lower bound, in parts of the plain step, a plan at the low end may be, if one of at most ``NEAR`` more bytes is nearer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Auto:
@@ -58,12 +61,14 @@ class Frontier:
     points: tuple[Point, ...]
 
     def sensible(self) -> Frontier:
-        """Only the plans of about one extra forward pass at most, and none at the low end that pays much time for little memory."""
+        """Only the plans of about one extra forward pass at most, and none at the low end that pays, or may pay, much time for little memory."""
         trace = self.trace
         forward = sum(op.time_ns + trace.overhead_ns for op in trace.forward_ops)
         points = [point for point in self.points if point.time_ns <= trace.plain_time_ns + PASSES * forward]
         full = simulate(trace, grouped(trace, 1)).peak_bytes
-        return Frontier(trace, tuple(points[_first_worthwhile(points, trace.resident_bytes, full) :]))
+        highest = min(points[0].peak_bytes + NEAR * (points[0].peak_bytes - trace.resident_bytes), full - 1)
+        first = _first_worthwhile(points, trace.resident_bytes, highest)
+        return Frontier(trace, tuple(points[_first_proved(trace, points, first, highest) :]))
 
     def at(self, budget_bytes: int) -> Plan:
         """The fastest plan that fits, be it sensible or not."""
@@ -93,16 +98,25 @@ def frontier_of(trace: Trace) -> Frontier:
     return Frontier(trace, undominated(search.points))
 
 
-def _first_worthwhile(points: Sequence[Point], resident_bytes: int, full_bytes: int) -> int:
-    """The place of the first point that is not steep: none a little larger, yet below what recomputing every block needs, is much faster."""
-    highest = min(points[0].peak_bytes + NEAR * (points[0].peak_bytes - resident_bytes), full_bytes - 1)
+def _first_worthwhile(points: Sequence[Point], resident_bytes: int, highest_bytes: float) -> int:
+    """The place of the first point that is not steep: none a little larger, up to ``highest_bytes``, is much faster."""
     whole = max(points[-1].peak_bytes - resident_bytes, 1)
     first = 0
     for at, point in enumerate(points):
         more = point.peak_bytes - points[first].peak_bytes
         faster = (points[first].time_ns - point.time_ns) / max(points[-1].time_ns, 1)
-        if point.peak_bytes <= highest and faster >= max(MUCH, STEEP * more / whole):
+        if point.peak_bytes <= highest_bytes and faster >= max(MUCH, STEEP * more / whole):
             first = at
+    return first
+
+
+def _first_proved(trace: Trace, points: Sequence[Point], first: int, highest_bytes: float) -> int:
+    """The first place from ``first`` on, up to ``highest_bytes``, of a point that is near its lower bound; ``first`` where there is none."""
+    for at, point in enumerate(points[first:], start=first):
+        if at > first and point.peak_bytes > highest_bytes:
+            return first
+        if point.time_ns - bound(trace, point.peak_bytes) <= NEARLY_PROVED * trace.plain_time_ns:
+            return at
     return first
 
 

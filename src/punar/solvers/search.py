@@ -18,16 +18,16 @@ from punar.solvers.cover import Cover
 from punar.solvers.patience import GIVEN_UP, judged_by_cell
 from punar.solvers.splits import Levels, Links, Scheme, all_dropped, levels_of, rerun_ops
 
-FEWEST, MOST = 12, 64
+FEWEST, MOST = 12, 80
 """How many simulations the search makes at least and at most, besides those of the schemes' extremes."""
 
-SHORT = 4000
-"""The events of a step for which it makes most; it makes fewer for longer ones, with their power of 0.45."""
+SHORT = 7600
+"""Up to how many events of a step it makes most; it makes fewer for longer ones, with their power of 0.6."""
 
 LONG = 6_000
 """From how many events on a step counts as long, and fewer kinds of plans are tried."""
 
-CLOSE = 0.002
+CLOSE, CLOSE_IF_LONG = 0.002, 0.005
 """How near to the lower bound a plan need come, in parts of the plain step's time, for the search at its budget to end."""
 
 FAR = 0.02
@@ -72,12 +72,16 @@ class Search:
         self.failed: dict[Scheme, int] = {}
         self.extremes: dict[Scheme, Simulation] = {}
         self.places: dict[Scheme, tuple[Levels, frozenset[int]]] = {}
-        self.left = round(min(max(MOST * (SHORT / max(len(trace.events), 1)) ** 0.45, FEWEST), MOST))
+        self.left = round(min(max(MOST * (SHORT / max(len(trace.events), 1)) ** 0.6, FEWEST), MOST))
         self.plain = self.judge([0] * len(trace.values))[0]
 
     @property
     def is_long(self) -> bool:
         return len(self.trace.events) > LONG
+
+    @property
+    def close(self) -> float:
+        return CLOSE_IF_LONG if self.is_long else CLOSE
 
     def run(self) -> None:
         """Judges plans for budgets from the plain peak down; ends when the simulations are used up or nothing is left to improve."""
@@ -142,7 +146,7 @@ class Search:
                 least[budget] = bound(self.trace, budget)
             gaps = {budget: time - least[budget] for budget, time in doubtful.items()}
             worst = max(gaps, key=lambda budget: (gaps[budget], budget), default=0)
-            if not worst or gaps[worst] < 2 * CLOSE * self.plain.time_ns:
+            if not worst or gaps[worst] < 2 * self.close * self.plain.time_ns:
                 return
             insort(tried, worst)
             yield worst
@@ -170,7 +174,7 @@ class Search:
         for scheme in schemes:
             before = self.best(budget_bytes)
             gap = (before - least) / self.plain.time_ns
-            if self.left <= 0 or gap <= (FAR if scheme.is_nested else CLOSE):
+            if self.left <= 0 or gap <= (FAR if scheme.is_nested else self.close):
                 return
             if budget_bytes <= self.failed.get(scheme, 0) or (stale >= PATIENCE and not scheme.is_nested):
                 continue
