@@ -56,7 +56,8 @@ class Plan:
         time_ns, plain_time_ns: predicted time with and without the plan.
         resident_bytes, source_bytes: there before the step; of these, what no operator made (parameters, buffers, the batch).
         kept_bytes, recomputed_bytes, replayed_ops: what the simulator counts (see ``Simulation``).
-        bound_ns: a proved lower bound on the time of any plan at this budget, or 0 where none was computed.
+        bound_ns: a proved lower bound on the time of any plan at this budget, or 0 where none was computed; of solver ``milp``, on that of the
+            plans it is exact for.
         gap_ns: what the step takes beside its operators and replays: the model's Python code, autograd, and seeing each operator.
         hold_from: for each value of the trace, from which demand on it is held (see the NOTE in ``simulate``).
     """

@@ -146,7 +146,8 @@ class Report:
         if self.traced:
             notes.append(f"traced: {count(self.traced.steps, 'step')}, median {format_seconds(self.traced.time_ns)}, not counted above")
         if self.plan and self.plan.bound_ns:
-            notes.append(f"no plan at this budget can be faster than {format_seconds(self.plan.bound_ns)} (proved)")
+            plans = "plan that makes each value again at most once" if self.plan.solver == "milp" else "plan"
+            notes.append(f"no {plans} at this budget can be faster than {format_seconds(self.plan.bound_ns)} (proved)")
         return notes
 
 
