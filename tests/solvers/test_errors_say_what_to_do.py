@@ -33,7 +33,7 @@ def test_a_solver_with_one_plan_says_so(solver: str) -> None:
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UnknownSolver, match="the solvers are auto, chen-greedy, dtr, every, full") as caught:
+    with pytest.raises(UnknownSolver, match="the solvers are auto, checkmate, chen-greedy, dtr, every, full") as caught:
         find("best")
     assert caught.value.known == names()
 

@@ -17,6 +17,7 @@ GROUP = "punar.solvers"
 
 OURS = {
     "auto": "punar.solvers.auto:Auto",
+    "checkmate": "punar.solvers.checkmate:Checkmate",
     "chen-greedy": "punar.solvers.chen:ChenGreedy",
     "dtr": "punar.solvers.dtr:Dtr",
     "every": "punar.solvers.every:Every",
