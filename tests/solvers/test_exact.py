@@ -25,7 +25,7 @@ from punar.solvers.milp import Milp
 from punar.solvers.stages import candidates
 from tests.plan.test_in_place import gates
 from tests.solvers.problems import named, small_traces
-from tests.synthetic import chain, transformer
+from tests.synthetic import Step, chain, trace_of, transformer
 from tests.torch.programs import Program, ProgramModel, programs
 
 pytest.importorskip("highspy")
@@ -82,6 +82,12 @@ def test_the_programme_finds_what_the_search_of_everything_finds(trace: Trace) -
 @pytest.mark.parametrize("trace", [gates(cells, versions) for cells, versions in [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2)]])
 def test_it_does_so_where_operators_write_in_place(trace: Trace) -> None:
     check_all(trace)
+
+
+def test_it_does_so_where_the_only_value_that_can_be_dropped_is_made_again_at_the_peak() -> None:
+    """Dropping it relieves nothing there: the row of that moment has no columns left."""
+    program = [Step(name="a", reads=(-1,), bytes=64, saves_output=True), Step(name="b", reads=(0,), bytes=64, scratch=128)]
+    check_all(trace_of(program, overhead_ns=0))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -336,7 +336,7 @@ class Choice:
         if sum(size for size in sizes.values() if size > 0) <= free:
             return
         unit = gcd(*sizes.values()) or 1
-        largest = max((abs(size) for size in sizes.values()), default=unit) / unit
+        largest = max((abs(size) for size in sizes.values()), default=0) / unit or 1.0
         self.programme.row(-(free // unit) / largest, {index: -size / unit / largest for index, size in sizes.items()})
 
     def add_values(self, sizes: dict[int, int], moment: Moment, when: Mapping[int, int]) -> int:
