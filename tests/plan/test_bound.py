@@ -67,6 +67,24 @@ def test_a_kept_version_does_not_make_the_others_dear() -> None:
     assert bound(trace, seen.peak_bytes) <= seen.time_ns == trace.plain_time_ns + 20
 
 
+def test_a_version_is_held_for_nothing_in_a_storage_that_is_saved_anyway() -> None:
+    """The large value is made again from a version whose storage an earlier saved version keeps alive."""
+    trace = trace_of(
+        [
+            Step(name="saved", reads=(-1,), bytes=64, time_ns=1_000, saves_output=True),
+            Step(name="write", reads=(0,), writes=0, bytes=64, time_ns=1_000, is_replayable=False),
+            Step(name="large", reads=(1,), bytes=1024, time_ns=100_000, saves_output=True),
+            Step(name="scratchy", reads=(1, 2), bytes=256, time_ns=1_000, scratch=4096),
+        ],
+        overhead_ns=0,
+    )
+    hold = [0] * len(trace.values)
+    hold[trace.ops[2].outputs[0]] = 1
+    seen = simulate(trace, hold)
+    assert seen.peak_bytes == simulate(trace, [0] * len(trace.values)).peak_bytes - 1024
+    assert bound(trace, seen.peak_bytes) <= seen.time_ns
+
+
 @pytest.mark.parametrize("problem", BUILDERS)
 def test_less_budget_is_never_a_lower_bound(problem: str) -> None:
     trace = named(problem)

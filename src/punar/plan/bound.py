@@ -14,7 +14,8 @@ NOTE. What is proved, and for which plans.
 4. Where they do not end together, the piece is granted the relief of the smaller ones for nothing, if they are small. If they are not,
    only Rule 2 is used for the piece: each unit for its own saved outputs, at the time of what writes the cheapest of their storages. At moments at
    which some values of a piece are still the step's own, the piece is granted all its relief for nothing.
-5. A storage with several saved versions is there while any version of it is. Until backward first asks for one, all are still to come: the
+5. To hold a version of a storage of which autograd saved another one is granted for nothing: the storage may be there anyway. A storage with
+   several saved versions is there while any version of it is. Until backward first asks for one, all are still to come: the
    storage is given back only where everything that writes it runs again, from its allocation to the last saved version. Later, some
    version may have been kept and the others made again: the storage is granted for nothing, also where a version that cannot be made again
    has it held until then; and so is what is saved beyond the last demand for it.
@@ -106,7 +107,7 @@ class _Table:
         start = max(self.pressure.start[v] for v in (*first, *piece.between))
         fine = by_operator(self.trace, piece, first)
         spans = [(max(a, start), b) for a, b in self.pressure.gaps(first[0]) if b > start]
-        if fine.joint:
+        if any(has_versions(self.trace, writers(self.trace, piece, v), v) for v in first):
             spans = self.before_demand(first[0], spans)
             for v in first:
                 self.grant_later(v)

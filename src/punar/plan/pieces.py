@@ -178,16 +178,16 @@ def _piece(trace: Trace, units: list[list[int]], kept: set[int], readers: dict[i
 def by_operator(trace: Trace, piece: Piece, kept: Iterable[int]) -> Piece:
     """The same piece with each operator as a unit, and only the values ``kept`` of what autograd saved.
 
-    A storage of several saved versions is held unless all that writes it, up to the last of them, runs again; holding another version of it
-    costs nothing then.
+    A storage that is written into is held unless all that writes it, up to its last version that backward asks for, runs again. To hold another
+    version of a storage that autograd saved costs nothing: it may be there anyway.
     """
     line = lineage_of(trace)
     ops = sorted(op for unit in piece.units for op in unit)
     at = {op: place for place, op in enumerate(ops)}
     chains = {v: writers(trace, piece, v) for v in kept}
-    joint = {v: tuple(at[op] for op in chain) for v, chain in chains.items() if has_versions(trace, chain, v)}
+    joint = {v: tuple(at[op] for op in chain) for v, chain in chains.items() if len(chain) > 1}
     fine = _piece(trace, [[op] for op in ops], set(kept) - joint.keys(), _cone(trace)[0])
-    shared = {line.storage[v] for v in joint}
+    shared = _saved_storages(trace)
     between = [k for k, v in enumerate(fine.between) if line.storage[v] not in shared]
     return replace(
         fine,
@@ -196,6 +196,11 @@ def by_operator(trace: Trace, piece: Piece, kept: Iterable[int]) -> Piece:
         readers=tuple(fine.readers[k] for k in between),
         joint=tuple(joint.items()),
     )
+
+
+@lru_cache(maxsize=8)
+def _saved_storages(trace: Trace) -> frozenset[int]:
+    return frozenset(lineage_of(trace).storage[v] for v in trace.saved_values())
 
 
 def writers(trace: Trace, piece: Piece, value: int) -> list[int]:
