@@ -85,6 +85,25 @@ def test_a_version_is_held_for_nothing_in_a_storage_that_is_saved_anyway() -> No
     assert bound(trace, seen.peak_bytes) <= seen.time_ns
 
 
+def test_a_version_that_cannot_be_made_again_may_be_released_before_the_others_are_asked_for() -> None:
+    """Autograd saves the second version and never asks for it: once that is released, the first can be away until its own demand."""
+    trace = trace_of(
+        [
+            Step(name="first", reads=(-1,), bytes=1024, time_ns=20_000, saves_output=True),
+            Step(name="write", reads=(0,), writes=0, bytes=1024, time_ns=20_000, is_replayable=False),
+            Step(name="narrow", reads=(1,), bytes=64, time_ns=1_000),
+            Step(name="scratchy", reads=(2,), bytes=64, time_ns=100_000, saves_inputs=True, scratch=4096),
+            Step(name="unasked", reads=(1, 3), bytes=64, time_ns=1_000, saves_inputs=True, is_asked=False),
+        ],
+        overhead_ns=0,
+    )
+    hold = [0] * len(trace.values)
+    hold[trace.ops[0].outputs[0]] = 1
+    seen = simulate(trace, hold)
+    assert seen.peak_bytes < simulate(trace, [0] * len(trace.values)).peak_bytes
+    assert bound(trace, seen.peak_bytes) <= seen.time_ns
+
+
 @pytest.mark.parametrize("problem", BUILDERS)
 def test_less_budget_is_never_a_lower_bound(problem: str) -> None:
     trace = named(problem)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,8 +12,9 @@ from punar.errors import InfeasibleBudget
 from punar.ir import Trace
 from punar.plan import Plan, simulate
 from punar.plan.bound import bound
-from punar.solvers import frontier, least, solve
+from punar.solvers import frontier, frontier_points, least, solve
 from tests.solvers.problems import BUILDERS, named, small_traces
+from tests.synthetic import chain
 
 SIMPLE = ("none", "full", "every:2", "every:3", "sqrt", "selective", "greedy", "chen-greedy")
 ALL = (*SIMPLE, "auto", "revolve", "rotor{units=20}", "dtr")
@@ -95,3 +98,11 @@ def test_on_random_graphs(trace: Trace, solver: str, fraction: float) -> None:
     plain = simulate(trace, [0] * len(trace.values)).peak_bytes
     plan = answer(trace, int(plain * fraction), solver)
     assert plan is not None or fraction < 1 or solver in SIMPLE[1:] or solver == "revolve"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_a_byte_apart_end_the_search(seed: int) -> None:
+    """Between them there is no budget to look at."""
+    draw = random.Random(seed)
+    trace = chain([draw.randrange(1, 40) for _ in range(draw.randrange(3, 14))], overhead_ns=draw.choice([0, 500]))
+    assert frontier_points(trace)

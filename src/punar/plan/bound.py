@@ -17,8 +17,8 @@ NOTE. What is proved, and for which plans.
 5. To hold a version of a storage of which autograd saved another one is granted for nothing: the storage may be there anyway. A storage with
    several saved versions is there while any version of it is. Until backward first asks for one, all are still to come: the
    storage is given back only where everything that writes it runs again, from its allocation to the last saved version. Later, some
-   version may have been kept and the others made again: the storage is granted for nothing, also where a version that cannot be made again
-   has it held until then; and so is what is saved beyond the last demand for it.
+   version may have been kept and the others made again: the storage is granted for nothing. So is one of which some versions can be made again
+   and some cannot, as these may be released first; and what is saved beyond the last demand for it.
 6. So any plan that fits gives numbers 0 <= z <= 1, one an item, with sum(cost * z) at most its extra time and, at every moment,
    sum(relief * z) at least the plain step's excess over the budget. The least sum(cost * z) under these is a linear programme; any prices
    on the moments give a lower bound of it, and the best prices reach it. Ours are found by ascent (``ascent.py``).
@@ -119,13 +119,13 @@ class _Table:
             self.grant(v, 0, len(self.pressure.peak))
 
     def grant_ends(self) -> None:
-        """Grants what storages give back when only versions that can be made again are still to come, and once nothing of them is asked for."""
+        """Grants storages of which only some versions can be made again, and what others give back once nothing of them is asked for."""
         saved: dict[int, list[int]] = {}
         for v in self.trace.saved_values():
             saved.setdefault(self.line.storage[v], []).append(v)
         for values in saved.values():
             if len(values) > 1 and not all(self.line.can_replay[v] and not self.line.is_free[v] for v in values):
-                self.grant_later(values[0])
+                self.grant(values[0], 0, len(self.pressure.peak))
             asked = max((end for _, end in self.pressure.windows[values[0]]), default=0)
             self.grant_span(values[0], max(asked, self.pressure.start[values[0]]), self.pressure.released[values[0]])
 

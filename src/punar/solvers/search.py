@@ -141,7 +141,7 @@ class Search:
         least: dict[int, int] = {}
         tried: list[int] = []
         while self.left > 0:
-            doubtful = self.doubtful((high - low) // RESOLUTION, tried)
+            doubtful = self.doubtful(max((high - low) // RESOLUTION, 1), tried)  # so that a middle is above what is below it
             for budget in doubtful.keys() - least.keys():
                 least[budget] = bound(self.trace, budget)
             gaps = {budget: time - least[budget] for budget, time in doubtful.items()}
