@@ -100,6 +100,19 @@ def test_steps_beside_more_gradients_each_time_are_not_recorded_for_ever() -> No
     assert remat.stats[-1].replayed_operators > 0
 
 
+def test_gradients_of_steps_that_obey_a_plan_count_for_the_next_ones() -> None:
+    """Accumulation: also where the earlier backward pass was not recorded."""
+    model, x, remat = make_blocks(), torch.randn(64, 32), punar.Remat(budget="min")
+    for _ in range(3):
+        model.zero_grad()
+        for _ in range(3):
+            with remat:
+                plain_step(model, x)
+    assert [stats.is_traced for stats in remat.stats] == [True] * 2 + [False] * 7
+    for stats in remat.stats[2:]:
+        assert stats.measured_peak_bytes == stats.predicted_peak_bytes
+
+
 class Routed(nn.Module):
     """Tokens above zero go through a wide expert, so that the bytes of a step depend on its data."""
 

@@ -147,6 +147,7 @@ class Session(TorchDispatchMode):
         self.key: tuple[str, int] | None = None
         self.pending_optimizer_bytes = 0
         self.gradients: list[weakref.ref[StorageRecord]] = []
+        self.leaves: list[weakref.ref[Tensor]] = []
         self.trace: Trace | None = None
         self.plan: Plan | None = None
         self.stack: ExitStack | None = None
@@ -487,7 +488,14 @@ class Session(TorchDispatchMode):
 
     def alive_gradients(self) -> list[StorageRecord]:
         """Earlier gradients that are still there, to be accumulated into: a step beside them has another peak."""
-        return [record for record in (reference() for reference in self.gradients) if record is not None]
+        recorded = [record for record in (reference() for reference in self.gradients) if record is not None]
+        followed = [self.meter.record_of(gradient) for gradient in self.leaf_gradients() if self.meter.knows(gradient)]
+        return list(dict.fromkeys([*recorded, *(record for record in followed if record is not None)]))
+
+    def leaf_gradients(self) -> list[Tensor]:
+        """The gradients that the leaves of recorded steps have now; those of steps that only obeyed a plan are known by them alone."""
+        leaves = [leaf for leaf in (reference() for reference in self.leaves) if leaf is not None]
+        return [leaf.grad for leaf in leaves if leaf.grad is not None and type(leaf.grad) in PLAIN_TYPES]
 
     def complete(self) -> None:
         """Makes a plan from the trace that is finished, where there is one."""
@@ -496,6 +504,8 @@ class Session(TorchDispatchMode):
             return
         is_backward_seen = any(row["is_backward"] for row in tracer.rows)
         self.gradients = [r for r in self.gradients if r() is not None] + tracer.gradients()
+        leaves = [leaf for leaf in (r() for r in (*self.leaves, *tracer.leaves.values())) if leaf is not None]
+        self.leaves = [weakref.ref(leaf) for leaf in {id(leaf): leaf for leaf in leaves}.values()]
         self.load_costs()
         meta = self.cache.device | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
         trace = self.ledger.timed(tracer.finish(is_backward_seen=is_backward_seen, meta=meta))

@@ -89,6 +89,7 @@ class Tracer:
         self.sums: dict[int, int] = {}
         self.blank: set[int] = set()
         self.sources: dict[int, weakref.ref[Any]] = {}
+        self.leaves: dict[int, weakref.ref[Tensor]] = {}
         self.found: set[int] = set()
         self.optimizer_bytes = 0
         self.freed_between: set[int] = set()
@@ -271,6 +272,9 @@ class Tracer:
         storage = self.adopt(record, is_source=True)
         if self.builder.storages[storage].is_source and storage not in self.sources:
             self.sources[storage] = weakref.ref(tensor.untyped_storage())
+        leaf = tensor._base if tensor._base is not None else tensor  # views before the episode's first operator were not seen
+        if leaf.is_leaf and leaf.requires_grad:
+            self.leaves[id(leaf)] = weakref.ref(leaf)
         expected = self.sums.get(storage)
         if (expected is not None and checksum(tensor) != expected) or (storage in self.blank and not is_target):
             self.taint(storage)
