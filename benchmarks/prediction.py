@@ -109,7 +109,8 @@ def step(task, model: torch.nn.Module, remat: punar.Remat | None) -> int:
 def result(name: str, budget: float | str, remat: punar.Remat, times: dict[float | str, list[int]], predicted: float) -> Prediction:
     plan = remat.stats[-1].plan
     assert plan is not None
-    measured = max(stats.measured_peak_bytes for stats in remat.stats if stats.plan is not None and stats.plan.hold_from == plan.hold_from)
+    obeying = [stats for stats in remat.stats if stats.plan is not None and stats.plan.hold_from == plan.hold_from]
+    measured = max(stats.measured_peak_bytes or 0 for stats in obeying)  # not measured where backward ran unwatched
     ratio = median(a / b for a, b in zip(times[budget][LEARNING:], times["plain"][LEARNING:], strict=True))
     return Prediction(
         model=name,

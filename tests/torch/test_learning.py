@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,9 +37,18 @@ def script_of(remat: punar.Remat) -> Script:
 
 def test_first_passes_are_timed_and_later_ones_ever_more_seldom(trained: punar.Remat) -> None:
     script, timed = script_of(trained), []
-    for script.passes in range(40):
+    script.gaps_ns.extend([1] * 3)
+    for script.passes in range(3, 40):
         timed += [script.passes + 1] if script.is_timed else []
-    assert timed == [1, 2, 3, 4, 8, 16, 32]
+    assert timed == [4, 8, 16, 32]
+
+
+def test_another_plan_is_timed_anew_but_not_the_same_one_beside_other_bytes(trained: punar.Remat) -> None:
+    script = script_of(trained)
+    script.passes = 4
+    script.gaps_ns.extend([1] * 3)
+    assert not script.replanned(script.plan, 64).is_timed
+    assert script.replanned(replace(script.plan, hold_from=(0,) * len(script.plan.hold_from)), 0).is_timed
 
 
 def test_a_pass_left_before_its_end_teaches_nothing() -> None:
@@ -110,7 +121,7 @@ def test_gradients_of_steps_that_obey_a_plan_count_for_the_next_ones() -> None:
                 plain_step(model, x)
     assert [stats.is_traced for stats in remat.stats] == [True] * 2 + [False] * 7
     for stats in remat.stats[2:]:
-        assert stats.measured_peak_bytes == stats.predicted_peak_bytes
+        assert stats.measured_peak_bytes in (None, stats.predicted_peak_bytes)  # None: backward ran unwatched
 
 
 class Routed(nn.Module):

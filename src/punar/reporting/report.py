@@ -133,7 +133,7 @@ class Report:
         if self.obeyed:
             notes.append(f"measured: highest peak and median time of {count(self.obeyed.steps, 'step')}")
         if self.obeyed and self.obeyed.unwatched:
-            notes.append(f"{self.obeyed.unwatched} of them ran unwatched, since nothing is dropped; their peaks are not measured")
+            notes.append(f"{self.obeyed.unwatched} of them, or their backward passes, ran unwatched; their peaks are not measured")
         if self.others:
             promised = "" if self.others.predicted_peak_bytes is None else f", {format_bytes(self.others.predicted_peak_bytes)} predicted"
             steps = count(self.others.steps, "step")

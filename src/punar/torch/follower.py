@@ -36,6 +36,12 @@ _TIMED_FIRST = 3
 _REMEMBERED = 9
 """Timed passes that are remembered."""
 
+LEFT_ALONE, _QUIET = 15, 3
+"""After so many quiet passes of a script (see ``Script``) the backward passes of so many run unwatched, before one is watched again."""
+
+_SETTLED = 3
+"""What passes with an unwatched backward take is believed after so many."""
+
 _FEWEST_REPLAYED = 10
 """A step that replays fewer operators tells nothing about what replaying one costs."""
 
@@ -84,7 +90,9 @@ class Script:
     ``trace``: what it was made from, to make it anew where the resident bytes change; ``extra_bytes``: resident beyond those of the trace;
     ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most.
     ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help. ``passes``: how often it was followed
-    without a mismatch. ``gaps_ns``: what timed passes took beside their operators and replays; ``replays_ns``: what their replays took.
+    without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a
+    replay may read. ``gaps_ns``: what timed passes took beside their operators and replays; ``replays_ns``: what their replays took;
+    ``rests_ns``: what passes whose backward ran unwatched took beside their replays.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
@@ -93,9 +101,10 @@ class Script:
         self.extra_bytes = extra_bytes
         self.drift_bytes = 0
         self.is_retraced = is_retraced
-        self.passes = 0
+        self.passes = self.quiet = 0
         self.gaps_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
+        self.rests_ns: deque[int] = deque(maxlen=_REMEMBERED)
         bones = plan.skeleton
         columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
         self.rows = [Row(*row) for row in zip(*columns, strict=True)]
@@ -107,13 +116,30 @@ class Script:
         """Another plan for the same trace, beside so many more resident bytes."""
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
         script.passes, script.drift_bytes = self.passes, self.drift_bytes
+        if plan.hold_from == self.plan.hold_from:
+            script.quiet, script.gaps_ns, script.replays_ns, script.rests_ns = self.quiet, self.gaps_ns, self.replays_ns, self.rests_ns
         return script
 
     @property
     def is_timed(self) -> bool:
-        """Whether the next pass is to be timed: the first few are, and later ones at each doubling of their number."""
+        """Whether the next pass is to be timed: the first few under each plan are, and later ones at each doubling of their number."""
         passes = self.passes + 1
-        return self.trace is not None and (passes <= _TIMED_FIRST or passes & (passes - 1) == 0)
+        return self.trace is not None and (len(self.gaps_ns) < _TIMED_FIRST or passes & (passes - 1) == 0)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has happened for a while that is seen only by watching backward."""
+        return self.quiet >= _QUIET
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the next pass's backward need not be watched."""
+        return self.is_quiet and not self.is_plain and not self.is_timed and self.passes % (LEFT_ALONE + 1) != 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether just enough is known of how long passes take whose backward runs unwatched."""
+        return len(self.rests_ns) == _SETTLED
 
     def learn(self, wall_ns: int, replay_ns: int) -> None:
         """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that."""
@@ -124,9 +150,9 @@ class Script:
     def retimed_trace(self, ledger: Ledger) -> Trace:
         """The trace with estimated times; what replays and the rest of the step cost besides operators is learned from the timed passes."""
         assert self.trace is not None
-        ops = ledger.timed(self.trace).ops
-        meta = {**self.trace.meta, "gap_ns": str(int(median(self.gaps_ns)))}
-        trace = replace(self.trace, ops=ops, meta=meta, overhead_ns=0)
+        trace = replace(self.trace, ops=ledger.timed(self.trace).ops, overhead_ns=0)
+        gap_ns = median(self.gaps_ns) if len(self.rests_ns) < _SETTLED else max(0, median(self.rests_ns) - trace.plain_time_ns)
+        trace = replace(trace, meta={**trace.meta, "gap_ns": str(int(gap_ns))})
         seen = simulate(trace, self.plan.hold_from, is_closed=True)
         if seen.replayed_ops < _FEWEST_REPLAYED:
             return replace(trace, overhead_ns=self.trace.overhead_ns)
@@ -217,19 +243,22 @@ class Follower:
         self.episode = episode
         self.cursor = self.backward_cursor = 0
         self.backward_rows = script.backward_rows
-        self.is_timed = script.is_timed
+        self.is_timed, self.may_rest = script.is_timed, script.may_rest
         count.now_ns = meter.now_ns if self.is_timed else time.perf_counter_ns
-        self.mismatches = 0
+        self.mismatches = self.resized = 0
+        self.has_rested = self.is_overwriting = self.runs_python = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole of the script was followed, its backward pass too where that was seen when it was traced."""
-        return not self.mismatches and self.cursor == len(self.rows) - 1 and self.backward_cursor == len(self.backward_rows)
+        """Whether the whole of the script was followed, its backward pass too where that was watched now and when it was traced."""
+        is_backward_complete = self.has_rested or self.backward_cursor == len(self.backward_rows)
+        return not self.mismatches and self.cursor == len(self.rows) - 1 and is_backward_complete
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _graph_task() != -1:
+        is_backward = _graph_task() != -1
+        if is_backward:
             row = self.backward_row(func)
         else:
             row = self.rows[self.cursor]
@@ -245,8 +274,10 @@ class Follower:
         info = row.info or operator_info(func)
         if row.is_recorded and not self.episode.is_sealed:
             return self.record(row, info, args, kwargs)
+        if info.can_write and overwrite(info, info.written(args, kwargs), self.meter) and is_backward:
+            self.is_overwriting = True
         run = (lambda *a, **k: row.timed(self.meter.now_ns, func, a, k)) if self.is_timed else func
-        return run_metered(info, args, kwargs, self.meter, row.peak_bytes, run)
+        return run_counted(info, args, kwargs, self.meter, row.peak_bytes, run)
 
     def backward_row(self, func: Any) -> Row:
         """The row of a backward operator: known only for its scratch, so that an unexpected one does no harm."""
@@ -311,7 +342,8 @@ class Follower:
         is_matched = len(made) == len(row.holds)
         for index, (place, tensor, record) in enumerate(made):
             hold_from, rank, nbytes = row.holds[index] if is_matched else (0, 0, 0)
-            self.mismatches += not is_matched or nbytes != record.nbytes
+            self.mismatches += not is_matched
+            self.resized += is_matched and nbytes != record.nbytes
             value = Value(op=op, writes=record.writes, hold_from=hold_from, rank=rank, nbytes=record.nbytes)
             if hold_from <= 0:
                 value.hold(alias(tensor), is_just_written=place < 0)
@@ -349,13 +381,15 @@ class Follower:
         return handle
 
 
-def run_metered(
-    info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int = 0, run: Any = None
-) -> Any:
-    """Runs an operator that no replay needs: minds what it overwrites, counts what it makes. ``run`` calls it in its place."""
-    run = run or info.func
+def run_metered(info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int = 0) -> Any:
+    """Runs an operator that no replay needs: minds what it overwrites, counts what it makes."""
     if info.can_write:
         overwrite(info, info.written(args, kwargs), meter)
+    return run_counted(info, args, kwargs, meter, peak_bytes, info.func)
+
+
+def run_counted(info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int, run: Any) -> Any:
+    """Runs an operator, by way of ``run``, and counts what it makes."""
     if not info.makes:
         meter.charge(peak_bytes)
         return run(*args, **kwargs)
@@ -364,15 +398,18 @@ def run_metered(
     return out
 
 
-def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter) -> None:
-    """Storages are about to be overwritten: saves the held values that others read, and counts the writes."""
+def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter) -> bool:
+    """Storages are about to be overwritten: saves the held values that others read, and counts the writes. Says whether any could be read again."""
     seen: set[StorageRecord] = set()
+    is_read = False
     for tensor in tensors:
         record = meter.record_of(tensor) if type(tensor) in PLAIN_TYPES else None
         if record is not None and record not in seen:
             seen.add(record)
+            is_read = is_read or bool(record.dropped) or (record.state is not None and record.state() is not None)
             keep_overwritten(record, tensor)
             protect(record, meter, is_refill=info.is_refill)
+    return is_read
 
 
 def keep_overwritten(record: StorageRecord, written: Tensor) -> None:

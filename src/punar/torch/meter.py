@@ -83,6 +83,9 @@ class LiveBytes:
 class Meter:
     """Counts live bytes: ``live`` of what operators made, ``resident`` of what was there before, ``peak`` the most of ``live``."""
 
+    is_synchronous = True
+    """Whether an operator has run when its call returns."""
+
     def __init__(self) -> None:
         self.live = self.resident = self.peak = 0
 
@@ -185,6 +188,8 @@ class Meter:
 
 class CudaMeter(Meter):
     """Reads the caching allocator's statistics; storages are still known by their records, but not counted."""
+
+    is_synchronous = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

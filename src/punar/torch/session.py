@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,7 +31,8 @@ from punar.plan import Plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
-from punar.torch.follower import DroppedHandle, Follower, Handle, Script, run_metered
+from punar.torch.engine import announced, aside, is_innermost, runs_python
+from punar.torch.follower import LEFT_ALONE, DroppedHandle, Follower, Handle, Script, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
@@ -69,7 +70,7 @@ _owners = itertools.count(1)
 class StepStats:
     """What one ``with`` block did. Units: bytes of the whole step, nanoseconds of wall time.
 
-    ``measured_peak_bytes``: None where the block ran unwatched, since nothing was to be dropped in it, on a device that keeps no statistics.
+    ``measured_peak_bytes``: None where the block or its backward pass ran unwatched, on a device that keeps no statistics.
     ``predicted_peak_bytes``: the highest of the plans obeyed in the block, None where there was none. ``kept_bytes``: held for backward by
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
     ``is_traced``: the block ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
@@ -152,7 +153,7 @@ class Session(TorchDispatchMode):
         self.plan: Plan | None = None
         self.stack: ExitStack | None = None
         self.calling: Waiting | Tracer | Follower | None = None
-        self.is_traced = False
+        self.is_traced = self.has_rested = False
         self.is_plan_followed = False
         self.obeyed: list[Plan] = []
         self.is_forgetful = self.has_failed = self.is_drift_told = False
@@ -199,7 +200,7 @@ class Session(TorchDispatchMode):
         self.complete()
         attributes.install()
         self.count = ReplayCount()
-        self.is_traced = self.is_plan_followed = False
+        self.is_traced = self.has_rested = self.is_plan_followed = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.obeyed, self.key = [], None
         self.meter.start()
@@ -211,6 +212,7 @@ class Session(TorchDispatchMode):
         with ExitStack() as stack:
             if self.is_watched:
                 stack.enter_context(hooks(self.pack, unpack))
+                stack.enter_context(announced(self.run_backward))
                 stack.enter_context(self)
             else:
                 self.unwatched = Episode(self.owner)
@@ -241,10 +243,12 @@ class Session(TorchDispatchMode):
         if not self.is_watched:
             return self.unwatched_stats(time_ns)
         plan = self.obeyed[-1] if self.obeyed else None
-        measured_peak_bytes = max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes)
-        if not is_failed and not self.is_traced:
+        measured_peak_bytes = self.measured_peak()
+        is_plain = False
+        if measured_peak_bytes is not None and not (is_failed or self.is_traced):
             self.allow(measured_peak_bytes)
-        self.calm.end_watched(is_plain=not (is_failed or self.is_traced) and self.is_plain(measured_peak_bytes))
+            is_plain = self.is_plain(measured_peak_bytes)
+        self.calm.end_watched(is_plain=is_plain)
         return StepStats(
             measured_peak_bytes=measured_peak_bytes,
             predicted_peak_bytes=max((plan.peak_bytes for plan in self.obeyed), default=None),
@@ -255,6 +259,12 @@ class Session(TorchDispatchMode):
             is_traced=self.is_traced,
             plan=plan,
         )
+
+    def measured_peak(self) -> int | None:
+        """The peak of the block so far, None where it is not known."""
+        if self.has_rested:
+            return self.meter.allocator_peak()
+        return max(self.meter.peak_with(self.source_bytes()), self.traced_peak_bytes)
 
     def unwatched_stats(self, time_ns: int) -> StepStats:
         """What can be said of a block that ran as it is."""
@@ -285,27 +295,45 @@ class Session(TorchDispatchMode):
             phase.episode.seal()
             self.judge(phase)
             if phase.is_complete:
-                self.learn(phase.script, now - self.episode_started_ns, replay_ns - self.episode_replay_ns, is_timed=phase.is_timed)
+                self.learn(phase, now - self.episode_started_ns, replay_ns - self.episode_replay_ns)
         self.episode_started_ns, self.episode_replay_ns = now, replay_ns
 
     def judge(self, follower: Follower) -> None:
         """Where a step left its script too often, it is traced anew the next time."""
-        self.is_plan_followed = follower.mismatches == 0 and bool(self.obeyed)
-        if self.fixed is None and follower.mismatches > len(follower.rows) // 50:
+        strays = follower.mismatches + follower.resized
+        self.is_plan_followed = strays == 0 and bool(self.obeyed)
+        is_quiet = not strays and not follower.is_overwriting
+        if follower.is_overwriting and follower.script.is_quiet and not follower.runs_python:
+            warnings.warn(
+                "backward has begun to write into tensors that recomputation reads, after steps in which it did not. Backward passes of such a plan "
+                f"are watched only now and then: if this began in one of the last {LEFT_ALONE} steps, through `.data` in a hook, gradients of the "
+                "steps since may be wrong. From now on each is watched. Write under torch.no_grad() instead, which is always noticed",
+                stacklevel=4,
+            )
+        if not is_quiet:
+            follower.script.quiet = 0
+        elif follower.is_complete and not follower.has_rested:
+            follower.script.quiet += 1
+        if self.fixed is None and strays > len(follower.rows) // 50:
             for key, script in list(self.scripts.items()):
                 if script is follower.script and not script.is_retraced:
                     del self.scripts[key]
                     self.is_forgetful = True
 
-    def learn(self, script: Script, wall_ns: int, replay_ns: int, *, is_timed: bool) -> None:
+    def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
         """A pass of a script is complete: its plan is judged by the times that were seen, and made anew where they change it much and early."""
+        script = follower.script
         script.passes += 1
-        if not is_timed or script.trace is None:
+        if script.trace is None or not (follower.is_timed or (follower.has_rested and self.meter.is_synchronous)):
             return
-        script.learn(wall_ns, replay_ns)
-        for op, time_ns in script.times():
-            self.ledger.add(op, time_ns)
-        if script.passes < LEARNED_AFTER:
+        if follower.is_timed:
+            script.learn(wall_ns, replay_ns)
+        else:
+            script.rests_ns.append(wall_ns - replay_ns)
+        if follower.is_timed and not follower.resized:
+            for op, time_ns in script.times():
+                self.ledger.add(op, time_ns)
+        if script.passes < LEARNED_AFTER or not (follower.is_timed or script.is_settled):
             return
         self.cache.save(self.ledger)
         script.trace = self.trace = trace = script.retimed_trace(self.ledger)
@@ -376,6 +404,21 @@ class Session(TorchDispatchMode):
             return phase.on_op(call, args, kwargs)
         finally:
             self.calling, self.phase = None, self.phase or phase
+
+    def run_backward(self, run: Callable[[], Any], outputs: Iterable[Any]) -> Any:
+        """Backward is about to run: its operators are not watched where all that a plan needs of it comes through autograd's hooks."""
+        phase = self.phase
+        if not isinstance(phase, Follower) or not phase.script.is_quiet or in_backward():
+            return run()
+        phase.runs_python = phase.runs_python or runs_python(outputs)
+        if phase.runs_python or not phase.may_rest or not is_innermost(self):
+            return run()
+        self.has_rested = phase.has_rested = True
+        with aside(self):
+            made = run()
+        for tensor in (*self.leaf_gradients(), *tensors_in(made or ())):
+            self.meter.record_created(tensor)
+        return made
 
     # -- episodes --------------------------------------------------------------------------------------------------------
 
