@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -233,6 +236,28 @@ def test_one_remat_in_two_threads_is_an_error() -> None:
         thread.start()
         thread.join()
     assert "in another thread" in found[0]
+
+
+THREAD_SCRIPT = """
+import threading
+import torch
+import punar
+
+def step():
+    with punar.Remat(budget="min"):
+        torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()
+
+thread = threading.Thread(target=step)
+thread.start()
+thread.join()
+"""
+
+
+def test_recording_in_a_thread_prints_nothing() -> None:
+    """The profiler complains, when the process ends, that it was not the main thread that began."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", THREAD_SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout + ran.stderr == ""
 
 
 def test_a_remat_in_each_of_two_threads() -> None:

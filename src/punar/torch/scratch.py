@@ -29,22 +29,22 @@ def _profile() -> Any:
 
 @lru_cache(maxsize=1)
 def _spend_warning() -> None:
-    """Lets the profiler print its only warning, that a block it does not know was freed, where nobody sees it.
+    """Lets the profiler print its warnings where nobody sees them: that a block it does not know was freed, that its first thread is not the main one.
 
-    Every block that is older than the profile raises it, once a process; it says nothing of use to whom profiles only what is new.
+    Every block that is older than the profile raises the first, once a process; neither says anything of use to whom profiles only what is new.
     """
     block = torch.empty(1)
-    profile = _profile()
     sys.stderr.flush()
     stderr = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
         try:
+            profile = _profile()
             del block
+            profile.__exit__(None, None, None)
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-    profile.__exit__(None, None, None)
 
 
 class ScratchProbe:
