@@ -24,8 +24,8 @@ from punar.demo.models import MODELS, make_task
 from punar.reporting.table import format_columns
 
 BUDGETS: tuple[float | str, ...] = (0.95, 0.8, 0.6, 0.45, "min")
-LEARNING = 9
-"""Rounds in which times are learned: the step that is recorded, and eight that obey, of which punar times 1 to 4 and the 8th."""
+LEARNING = 18
+"""Rounds in which times are learned: the step that is recorded, those that punar times under one plan after another, and some whose backward runs unwatched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,11 +77,9 @@ def test_what_replays_and_the_rest_cost_is_learned(trained: punar.Remat, monkeyp
     for row in rows:
         row.time_ns = 1_000
     ledger = Ledger()
-    for op, time_ns in script.times():
-        ledger.add(op, time_ns)
     script.gaps_ns.clear()
     script.replays_ns.clear()
-    script.learn(1_000 * len(rows) + 3_000 * plan.replayed_ops + 70_000, 3_000 * plan.replayed_ops)
+    script.learn(1_000 * len(rows) + 3_000 * plan.replayed_ops + 70_000, 3_000 * plan.replayed_ops, ledger, is_resized=False)
     trace = script.retimed_trace(ledger)
     assert trace.overhead_ns == 2_000
     known = judged_anew(plan, trace)
@@ -167,3 +165,26 @@ def test_room_that_no_plan_leaves_is_told_once_and_training_goes_on() -> None:
     assert len(told) == 1
     run(remat, model, batch_with(2), 1)
     assert remat.stats[-1].replayed_operators > 0
+
+
+def test_steps_of_other_sizes_teach_what_they_take_themselves_and_nothing_of_operators() -> None:
+    """Where bytes depend on data no step has the sizes of the recorded one, whose times are cold ones."""
+    torch.manual_seed(0)
+    model, remat = nn.Sequential(Routed(), Routed(), make_blocks(1)), punar.Remat(budget="min")
+    for routed in (32, 32, 32, 30, 34, 29, 35, 31):  # the step of 30 is timed, and leaves its script: it is recorded anew, at 34
+        run(remat, model, batch_with(routed), 1)
+    assert [stats.is_traced for stats in remat.stats] == [True, *[False] * 3, True, *[False] * 3]
+    script = script_of(remat)
+    assert script.own_times is not None
+    op = next(op for op in script.trace.ops if "gelu" in op.signature and "[34, 256]" in op.signature)
+    assert len(script.own_times.times_of(op)) >= 3
+    assert len(remat._session.ledger.times_of(op)) == 1
+
+
+def test_backward_is_watched_where_peaks_vary() -> None:
+    """Also where the plan holds what varies."""
+    torch.manual_seed(0)
+    model, remat = Routed(), punar.Remat(budget=0.95)
+    for step in range(12):
+        run(remat, model, batch_with((24, 48)[step % 2]), 1)
+    assert all(stats.measured_peak_bytes is not None for stats in remat.stats)

@@ -92,7 +92,8 @@ class Script:
     ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help. ``passes``: how often it was followed
     without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a
     replay may read. ``gaps_ns``: what timed passes took beside their operators and replays; ``replays_ns``: what their replays took;
-    ``rests_ns``: what passes whose backward ran unwatched took beside their replays.
+    ``rests_ns``: what passes whose backward ran unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others
+    than traced, which say what such a step takes but not what the traced operators do; None where there were none.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
@@ -102,9 +103,11 @@ class Script:
         self.drift_bytes = 0
         self.is_retraced = is_retraced
         self.passes = self.quiet = 0
+        self.measured_peak_bytes = plan.peak_bytes
         self.gaps_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.rests_ns: deque[int] = deque(maxlen=_REMEMBERED)
+        self.own_times: Ledger | None = None
         bones = plan.skeleton
         columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
         self.rows = [Row(*row) for row in zip(*columns, strict=True)]
@@ -115,7 +118,7 @@ class Script:
     def replanned(self, plan: Plan, extra_bytes: int) -> Script:
         """Another plan for the same trace, beside so many more resident bytes."""
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
-        script.passes, script.drift_bytes = self.passes, self.drift_bytes
+        script.passes, script.drift_bytes, script.own_times = self.passes, self.drift_bytes, self.own_times
         if plan.hold_from == self.plan.hold_from:
             script.quiet, script.gaps_ns, script.replays_ns, script.rests_ns = self.quiet, self.gaps_ns, self.replays_ns, self.rests_ns
         return script
@@ -141,16 +144,20 @@ class Script:
         """Whether just enough is known of how long passes take whose backward runs unwatched."""
         return len(self.rests_ns) == _SETTLED
 
-    def learn(self, wall_ns: int, replay_ns: int) -> None:
-        """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that."""
-        operators = sum(time_ns for _, time_ns in self.times())
-        self.gaps_ns.append(max(0, wall_ns - replay_ns - operators))
+    def learn(self, wall_ns: int, replay_ns: int, ledger: Ledger, *, is_resized: bool) -> None:
+        """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that; its operators' times go into the ledger."""
+        times = self.times()
+        self.gaps_ns.append(max(0, wall_ns - replay_ns - sum(time_ns for _, time_ns in times)))
         self.replays_ns.append(replay_ns)
+        if is_resized:
+            ledger = self.own_times = self.own_times or Ledger()
+        for op, time_ns in times:
+            ledger.add(op, time_ns)
 
     def retimed_trace(self, ledger: Ledger) -> Trace:
         """The trace with estimated times; what replays and the rest of the step cost besides operators is learned from the timed passes."""
         assert self.trace is not None
-        trace = replace(self.trace, ops=ledger.timed(self.trace).ops, overhead_ns=0)
+        trace = replace(self.trace, ops=(self.own_times or ledger).timed(self.trace).ops, overhead_ns=0)
         gap_ns = median(self.gaps_ns) if len(self.rests_ns) < _SETTLED else max(0, median(self.rests_ns) - trace.plain_time_ns)
         trace = replace(trace, meta={**trace.meta, "gap_ns": str(int(gap_ns))})
         seen = simulate(trace, self.plan.hold_from, is_closed=True)

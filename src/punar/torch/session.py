@@ -293,13 +293,12 @@ class Session(TorchDispatchMode):
         now, replay_ns = self.count.now_ns(), self.count.time_ns
         if isinstance(phase, Follower):
             phase.episode.seal()
-            self.judge(phase)
-            if phase.is_complete:
+            if self.judge(phase) and phase.is_complete:
                 self.learn(phase, now - self.episode_started_ns, replay_ns - self.episode_replay_ns)
         self.episode_started_ns, self.episode_replay_ns = now, replay_ns
 
-    def judge(self, follower: Follower) -> None:
-        """Where a step left its script too often, it is traced anew the next time."""
+    def judge(self, follower: Follower) -> bool:
+        """Where a step left its script too often, it is traced anew the next time; says whether the script stays."""
         strays = follower.mismatches + follower.resized
         self.is_plan_followed = strays == 0 and bool(self.obeyed)
         is_quiet = not strays and not follower.is_overwriting
@@ -314,11 +313,11 @@ class Session(TorchDispatchMode):
             follower.script.quiet = 0
         elif follower.is_complete and not follower.has_rested:
             follower.script.quiet += 1
-        if self.fixed is None and strays > len(follower.rows) // 50:
-            for key, script in list(self.scripts.items()):
-                if script is follower.script and not script.is_retraced:
-                    del self.scripts[key]
-                    self.is_forgetful = True
+        if self.fixed is not None or strays <= len(follower.rows) // 50 or follower.script.is_retraced:
+            return True
+        self.scripts = {key: script for key, script in self.scripts.items() if script is not follower.script}
+        self.is_forgetful = True
+        return False
 
     def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
         """A pass of a script is complete: its plan is judged by the times that were seen, and made anew where they change it much and early."""
@@ -327,12 +326,9 @@ class Session(TorchDispatchMode):
         if script.trace is None or not (follower.is_timed or (follower.has_rested and self.meter.is_synchronous)):
             return
         if follower.is_timed:
-            script.learn(wall_ns, replay_ns)
+            script.learn(wall_ns, replay_ns, self.ledger, is_resized=follower.resized > 0)
         else:
             script.rests_ns.append(wall_ns - replay_ns)
-        if follower.is_timed and not follower.resized:
-            for op, time_ns in script.times():
-                self.ledger.add(op, time_ns)
         if script.passes < LEARNED_AFTER or not (follower.is_timed or script.is_settled):
             return
         self.cache.save(self.ledger)
@@ -349,12 +345,15 @@ class Session(TorchDispatchMode):
         """A block is over: where it needed more than its plan said, the plan's next steps are given that room.
 
         So where the bytes of a step depend on its data, as where tokens are routed to experts, the budget holds for the greatest step seen.
+        Backward passes of such steps are watched.
         """
-        if self.key is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
+        script = self.fixed or (self.scripts.get(self.key) if self.key is not None else None)
+        if script is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
             return
-        script, plan = self.scripts.get(self.key), self.obeyed[0]
-        excess = measured_peak_bytes - plan.peak_bytes
-        if script is not None and excess > _SAME_PEAK * plan.peak_bytes:
+        if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
+            script.measured_peak_bytes, script.quiet = measured_peak_bytes, 0
+        excess = measured_peak_bytes - self.obeyed[0].peak_bytes
+        if script is not self.fixed and excess > _SAME_PEAK * self.obeyed[0].peak_bytes:
             script.drift_bytes += excess
 
     def abandon(self) -> None:
