@@ -24,7 +24,7 @@ from punar.demo.models import MODELS, make_task
 from punar.reporting.table import format_columns
 
 BUDGETS: tuple[float | str, ...] = (0.95, 0.8, 0.6, 0.45, "min")
-LEARNING = 18
+LEARNING = 20
 """Rounds in which times are learned: the step that is recorded, those that punar times under one plan after another, and some whose backward runs unwatched."""
 
 

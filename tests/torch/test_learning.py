@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 import punar
 from punar.costs import Ledger
+from punar.plan import Plan
 from punar.torch import follower
 from punar.torch.follower import Script
 from punar.torch.session import judged_anew
@@ -188,3 +191,20 @@ def test_backward_is_watched_where_peaks_vary() -> None:
     for step in range(12):
         run(remat, model, batch_with((24, 48)[step % 2]), 1)
     assert all(stats.measured_peak_bytes is not None for stats in remat.stats)
+
+
+def test_planning_inside_a_step_is_no_part_of_its_time(trained: punar.Remat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is made anew at the first operator of a step where more or less is resident than before."""
+    session, script = trained._session, script_of(trained)
+    script.passes = 0
+    script.gaps_ns.clear()
+    script.drift_bytes += 64
+    planner = session.planner
+
+    def slow(*args: Any) -> Plan:
+        time.sleep(2.0)
+        return planner(*args)
+
+    monkeypatch.setattr(session, "planner", slow)
+    run(trained, make_blocks(), torch.randn(64, 32), 1)
+    assert 0 < max(script_of(trained).gaps_ns) < 1e9

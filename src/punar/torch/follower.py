@@ -39,8 +39,8 @@ _REMEMBERED = 9
 LEFT_ALONE, _QUIET = 15, 3
 """After so many quiet passes of a script (see ``Script``) the backward passes of so many run unwatched, before one is watched again."""
 
-_SETTLED = 3
-"""What passes with an unwatched backward take is believed after so many."""
+_SETTLED, _RESTS = 4, 16
+"""What passes with an unwatched backward take is believed after so many; so many are remembered."""
 
 _FEWEST_REPLAYED = 10
 """A step that replays fewer operators tells nothing about what replaying one costs."""
@@ -106,7 +106,7 @@ class Script:
         self.measured_peak_bytes = plan.peak_bytes
         self.gaps_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
-        self.rests_ns: deque[int] = deque(maxlen=_REMEMBERED)
+        self.rests_ns: deque[int] = deque(maxlen=_RESTS)
         self.own_times: Ledger | None = None
         bones = plan.skeleton
         columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
@@ -139,10 +139,11 @@ class Script:
         """Whether the next pass's backward need not be watched."""
         return self.is_quiet and not self.is_plain and not self.is_timed and self.passes % (LEFT_ALONE + 1) != 0
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether just enough is known of how long passes take whose backward runs unwatched."""
-        return len(self.rests_ns) == _SETTLED
+    def learn_rest(self, time_ns: int) -> bool:
+        """A pass is over whose backward ran unwatched, with its time less its replays'; says whether to judge the plan by these now."""
+        self.rests_ns.append(time_ns)
+        count = len(self.rests_ns)
+        return _SETTLED <= count < _RESTS and count & (count - 1) == 0
 
     def learn(self, wall_ns: int, replay_ns: int, ledger: Ledger, *, is_resized: bool) -> None:
         """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that; its operators' times go into the ledger."""

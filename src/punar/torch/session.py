@@ -327,9 +327,9 @@ class Session(TorchDispatchMode):
             return
         if follower.is_timed:
             script.learn(wall_ns, replay_ns, self.ledger, is_resized=follower.resized > 0)
-        else:
-            script.rests_ns.append(wall_ns - replay_ns)
-        if script.passes < LEARNED_AFTER or not (follower.is_timed or script.is_settled):
+        elif not script.learn_rest(wall_ns - replay_ns):
+            return
+        if script.passes < LEARNED_AFTER:
             return
         self.cache.save(self.ledger)
         script.trace = self.trace = trace = script.retimed_trace(self.ledger)
@@ -469,7 +469,9 @@ class Session(TorchDispatchMode):
         assert trace is not None
         resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, gradient_bytes - key[1])
         if resident + script.drift_bytes != script.extra_bytes:
+            before_ns = time.perf_counter_ns()
             script = self.remember(key, self.replanned(script, resident))
+            self.episode_started_ns += time.perf_counter_ns() - before_ns  # planning is no part of what such a step takes
         self.key = key
         self.plan = script.plan
         self.obeyed.append(script.plan)
