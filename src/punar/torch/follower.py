@@ -88,12 +88,13 @@ class Script:
     """A plan in the form in which it is followed, operator by operator.
 
     ``trace``: what it was made from, to make it anew where the resident bytes change; ``extra_bytes``: resident beyond those of the trace;
-    ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most.
-    ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help. ``passes``: how often it was followed
-    without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a
-    replay may read. ``gaps_ns``: what timed passes took beside their operators and replays; ``replays_ns``: what their replays took;
-    ``rests_ns``: what passes whose backward ran unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others
-    than traced, which say what such a step takes but not what the traced operators do; None where there were none.
+    ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most; ``measured_peak_bytes``: of the last of them whose
+    peak was another one than before. ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help.
+    ``passes``: how often it was followed without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as
+    traced and backward wrote into nothing that a replay may read. ``gaps_ns``: what timed passes took beside their operators and replays;
+    ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran unwatched took beside their replays. ``own_times``: of
+    operators in passes where sizes were others than traced, which say what such a step takes but not what the traced operators do; None where
+    there were none.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
