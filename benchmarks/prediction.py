@@ -27,6 +27,9 @@ BUDGETS: tuple[float | str, ...] = (0.95, 0.8, 0.6, 0.45, "min")
 LEARNING = 20
 """Rounds in which times are learned: the step that is recorded, those that punar times under one plan after another, and some whose backward runs unwatched."""
 
+LAST = 12
+"""The last of them, in which what a step takes was learned: it is judged by the passes before the 17th."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -83,7 +86,8 @@ def predict(name: str, rounds: int) -> list[Prediction]:
     predicted: dict[float | str, float] = {}
     for turn in range(rounds + LEARNING):
         if turn == LEARNING:
-            predicted = {budget: remat.plan.step_time_ns / median(times["plain"][1:]) for budget, (_, remat) in runs.items()}
+            plain_ns = median(times["plain"][LEARNING - LAST : LEARNING - 2])
+            predicted = {budget: remat.plan.step_time_ns / plain_ns for budget, (_, remat) in runs.items()}
         times["plain"].append(step(task, task.model, None))
         for budget, (model, remat) in list(runs.items()):
             try:

@@ -40,7 +40,7 @@ def script_of(remat: punar.Remat) -> Script:
 
 def test_first_passes_are_timed_and_later_ones_ever_more_seldom(trained: punar.Remat) -> None:
     script, timed = script_of(trained), []
-    script.gaps_ns.extend([1] * 3)
+    script.timed_ns.extend([1] * 3)
     for script.passes in range(3, 40):
         timed += [script.passes + 1] if script.is_timed else []
     assert timed == [4, 8, 16, 32]
@@ -49,7 +49,7 @@ def test_first_passes_are_timed_and_later_ones_ever_more_seldom(trained: punar.R
 def test_another_plan_is_timed_anew_but_not_the_same_one_beside_other_bytes(trained: punar.Remat) -> None:
     script = script_of(trained)
     script.passes = 4
-    script.gaps_ns.extend([1] * 3)
+    script.timed_ns.extend([1] * 3)
     assert not script.replanned(script.plan, 64).is_timed
     assert script.replanned(replace(script.plan, hold_from=(0,) * len(script.plan.hold_from)), 0).is_timed
 
@@ -80,7 +80,7 @@ def test_what_replays_and_the_rest_cost_is_learned(trained: punar.Remat, monkeyp
     for row in rows:
         row.time_ns = 1_000
     ledger = Ledger()
-    script.gaps_ns.clear()
+    script.timed_ns.clear()
     script.replays_ns.clear()
     script.learn(1_000 * len(rows) + 3_000 * plan.replayed_ops + 70_000, 3_000 * plan.replayed_ops, ledger, is_resized=False)
     trace = script.retimed_trace(ledger)
@@ -197,7 +197,7 @@ def test_planning_inside_a_step_is_no_part_of_its_time(trained: punar.Remat, mon
     """A plan is made anew at the first operator of a step where more or less is resident than before."""
     session, script = trained._session, script_of(trained)
     script.passes = 0
-    script.gaps_ns.clear()
+    script.timed_ns.clear()
     script.drift_bytes += 64
     planner = session.planner
 
@@ -207,4 +207,4 @@ def test_planning_inside_a_step_is_no_part_of_its_time(trained: punar.Remat, mon
 
     monkeypatch.setattr(session, "planner", slow)
     run(trained, make_blocks(), torch.randn(64, 32), 1)
-    assert 0 < max(script_of(trained).gaps_ns) < 1e9
+    assert 0 < max(script_of(trained).timed_ns) < 1e9

@@ -91,7 +91,7 @@ class Script:
     ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most; ``measured_peak_bytes``: of the last of them whose
     peak was another one than before. ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help.
     ``passes``: how often it was followed without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as
-    traced and backward wrote into nothing that a replay may read. ``gaps_ns``: what timed passes took beside their operators and replays;
+    traced and backward wrote into nothing that a replay may read. ``timed_ns``: what timed passes took beside their replays,
     ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran unwatched took beside their replays. ``own_times``: of
     operators in passes where sizes were others than traced, which say what such a step takes but not what the traced operators do; None where
     there were none.
@@ -105,7 +105,7 @@ class Script:
         self.is_retraced = is_retraced
         self.passes = self.quiet = 0
         self.measured_peak_bytes = plan.peak_bytes
-        self.gaps_ns: deque[int] = deque(maxlen=_REMEMBERED)
+        self.timed_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.rests_ns: deque[int] = deque(maxlen=_RESTS)
         self.own_times: Ledger | None = None
@@ -121,14 +121,14 @@ class Script:
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
         script.passes, script.drift_bytes, script.own_times = self.passes, self.drift_bytes, self.own_times
         if plan.hold_from == self.plan.hold_from:
-            script.quiet, script.gaps_ns, script.replays_ns, script.rests_ns = self.quiet, self.gaps_ns, self.replays_ns, self.rests_ns
+            script.quiet, script.timed_ns, script.replays_ns, script.rests_ns = self.quiet, self.timed_ns, self.replays_ns, self.rests_ns
         return script
 
     @property
     def is_timed(self) -> bool:
         """Whether the next pass is to be timed: the first few under each plan are, and later ones at each doubling of their number."""
         passes = self.passes + 1
-        return self.trace is not None and (len(self.gaps_ns) < _TIMED_FIRST or passes & (passes - 1) == 0)
+        return self.trace is not None and (len(self.timed_ns) < _TIMED_FIRST or passes & (passes - 1) == 0)
 
     @property
     def is_quiet(self) -> bool:
@@ -148,20 +148,22 @@ class Script:
 
     def learn(self, wall_ns: int, replay_ns: int, ledger: Ledger, *, is_resized: bool) -> None:
         """A timed pass is over, which took ``wall_ns``, and its replays ``replay_ns`` of that; its operators' times go into the ledger."""
-        times = self.times()
-        self.gaps_ns.append(max(0, wall_ns - replay_ns - sum(time_ns for _, time_ns in times)))
+        self.timed_ns.append(wall_ns - replay_ns)
         self.replays_ns.append(replay_ns)
         if is_resized:
             ledger = self.own_times = self.own_times or Ledger()
-        for op, time_ns in times:
+        for op, time_ns in self.times():
             ledger.add(op, time_ns)
 
     def retimed_trace(self, ledger: Ledger) -> Trace:
         """The trace with estimated times; what replays and the rest of the step cost besides operators is learned from the timed passes."""
         assert self.trace is not None
         trace = replace(self.trace, ops=(self.own_times or ledger).timed(self.trace).ops, overhead_ns=0)
-        gap_ns = median(self.gaps_ns) if len(self.rests_ns) < _SETTLED else max(0, median(self.rests_ns) - trace.plain_time_ns)
-        trace = replace(trace, meta={**trace.meta, "gap_ns": str(int(gap_ns))})
+        passes_ns = self.timed_ns if len(self.rests_ns) < _SETTLED else self.rests_ns
+        gap_ns = max(
+            0, int(median(passes_ns)) - trace.plain_time_ns
+        )  # also what estimates leave out that are medians: times have a long tail
+        trace = replace(trace, meta={**trace.meta, "gap_ns": str(gap_ns)})
         seen = simulate(trace, self.plan.hold_from, is_closed=True)
         if seen.replayed_ops < _FEWEST_REPLAYED:
             return replace(trace, overhead_ns=self.trace.overhead_ns)
