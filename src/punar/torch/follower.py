@@ -87,7 +87,8 @@ _END = Row("", True, False, (), 0)
 class Script:
     """A plan in the form in which it is followed, operator by operator.
 
-    ``trace``: what it was made from, to make it anew where the resident bytes change; ``extra_bytes``: resident beyond those of the trace;
+    ``trace``: what it was made from, to make it anew where the resident bytes change, ``retimed``: with the times that were learned since, by which it
+    is judged; ``extra_bytes``: resident beyond those of the trace;
     ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most; ``measured_peak_bytes``: of the last of them whose
     peak was another one than before. ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help.
     ``passes``: how often it was followed without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as
@@ -99,7 +100,7 @@ class Script:
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
         self.plan = plan
-        self.trace = trace
+        self.trace = self.retimed = trace
         self.extra_bytes = extra_bytes
         self.drift_bytes = 0
         self.is_retraced = is_retraced
@@ -119,6 +120,7 @@ class Script:
     def replanned(self, plan: Plan, extra_bytes: int) -> Script:
         """Another plan for the same trace, beside so many more resident bytes."""
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
+        script.retimed = self.retimed
         script.passes, script.drift_bytes, script.own_times = self.passes, self.drift_bytes, self.own_times
         if plan.hold_from == self.plan.hold_from:
             script.quiet, script.timed_ns, script.replays_ns, script.rests_ns = self.quiet, self.timed_ns, self.replays_ns, self.rests_ns

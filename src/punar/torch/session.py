@@ -55,7 +55,7 @@ _MOST_PLANS = 64
 """Plans remembered at once; beyond, the least recently used is forgotten."""
 
 LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
-"""After so many passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
+"""After so many timed passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
 
 _MOST_RECORDED = 4
 """How often steps that begin alike are recorded beside different numbers of bytes of earlier gradients."""
@@ -329,15 +329,16 @@ class Session(TorchDispatchMode):
             script.learn(wall_ns, replay_ns, self.ledger, is_resized=follower.resized > 0)
         elif not script.learn_rest(wall_ns - replay_ns):
             return
-        if script.passes < LEARNED_AFTER:
+        if len(script.timed_ns) < LEARNED_AFTER:
             return
         self.cache.save(self.ledger)
-        script.trace = self.trace = trace = script.retimed_trace(self.ledger)
+        script.retimed = self.trace = trace = script.retimed_trace(self.ledger)
         known = judged_anew(script.plan, trace)
         if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
             script.plan = self.plan = known
             return
         key = next(key for key, known_script in self.scripts.items() if known_script is script)
+        script.trace = trace
         self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes)
         self.remember(key, script.replanned(self.plan, script.extra_bytes))
 
@@ -479,11 +480,16 @@ class Session(TorchDispatchMode):
         return script
 
     def replanned(self, script: Script, resident_bytes: int) -> Script:
-        """A script's plan made anew beside so many more resident bytes, and with the room that earlier steps needed, or as much of it as there is."""
+        """A script's plan made anew beside so many more resident bytes, and with the room that earlier steps needed, or as much of it as there is.
+
+        From the trace that the last one was made from, since all plans of that trace are known by now; only judged by the times learned since.
+        """
         assert script.trace is not None
+        assert script.retimed is not None
         extra = resident_bytes + script.drift_bytes
         try:
-            return script.replanned(self.planner(script.trace, extra, self.outside_peak_bytes), extra)
+            plan = self.planner(script.trace, extra, self.outside_peak_bytes)
+            return script.replanned(plan if script.retimed is script.trace else judged_anew(plan, script.retimed), extra)
         except InfeasibleBudget as error:
             if not script.drift_bytes:
                 raise
