@@ -74,7 +74,7 @@ def test_measured_is_highest_peak_median_time_and_last_counts() -> None:
         "punar report, device cpu, budget 0.3 = 320.0 MiB of the whole step, solver greedy",
         "peak, whole step    312.0 MiB  310.0 MiB",
         "time of a step        5.90 ms    5.00 ms",
-        "extra time              10.0%          -",
+        "operators, extra        10.0%          -",
         "operators replayed          9          9",
         "measured: highest peak and median time of 3 steps",
         "traced: 1 step, median 9.00 ms, not counted above",

@@ -159,3 +159,13 @@ def test_the_report_says_so(calm: tuple[punar.Remat, nn.Module, Tensor]) -> None
     remat, model, x = calm
     run(remat, model, x, 3)
     assert "4 of them, or their backward passes, ran unwatched; their peaks are not measured" in str(remat.report())
+
+
+def test_losses_that_are_kept_do_not_end_the_calm() -> None:
+    """A few bytes more are resident in each step."""
+    remat, model, x, losses = punar.Remat(budget=1.0), make_blocks(), torch.randn(64, 32), []
+    for _ in range(12):
+        model.zero_grad()
+        with remat:
+            losses.append(backward(model, x).detach())
+    assert not all(watched(remat))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import os
@@ -9,14 +10,18 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler
 from torch.utils.checkpoint import checkpoint
 
 import punar
 from punar.errors import NestedRemat, SavedTensorModified, UsageError
+from punar.torch.session import Session
 from tests.torch.harness import RandomRemat, assert_nothing_lives, no_garbage_collection, outcome, seed_all, train
 from tests.torch.models import make_blocks, plain_step, stepping
 
@@ -414,3 +419,98 @@ def test_a_write_that_only_a_later_step_makes_reaches_backward_as_in_eager() -> 
     for seed in range(6):
         checked = train(make, steps=4, remat=RandomRemat(seed, 0.2))
         assert [a.differences(b) for a, b in zip(plain, checked, strict=True)] == [[]] * 4
+
+
+@pytest.mark.parametrize("budget", ["min", 0.7])
+def test_parameters_change_while_a_graph_of_an_earlier_step_is_alive(budget: str | float) -> None:
+    """An output kept for logging, or the loss of a skipped batch: its graph still reads the parameters as they were before the optimizer stepped."""
+
+    def run(remat: punar.Remat | None) -> list:
+        seed_all(0)
+        model, x, found, kept = make_blocks(), torch.randn(64, 32), [], []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            with remat or contextlib.nullcontext():
+                loss = plain_step(model, x)
+                kept.append(model(x).mean())
+            found.append(outcome(model, loss))
+            optimizer.step()
+        return found
+
+    plain, checked = run(None), run(punar.Remat(budget=budget))
+    assert [a.differences(b) for a, b in zip(plain, checked, strict=True)] == [[]] * 6
+
+
+def test_an_unseen_write_is_not_taken_for_what_a_graph_read() -> None:
+    """Written first outside of the block and then within: what is saved from the second write is not what the first one found."""
+    model, x = make_blocks(), torch.randn(64, 32)
+    remat = punar.Remat(budget="min")
+    for _ in range(2):
+        with remat:
+            plain_step(model, x)
+    with remat:
+        loss = model(x).square().mean()
+    bias = model[0].up.bias
+    with torch.no_grad():
+        bias.add_(1)
+        with remat:
+            bias.add_(1)
+    with pytest.raises(SavedTensorModified):
+        loss.backward()
+
+
+def test_a_write_between_block_and_backward_into_what_only_a_replay_reads_is_an_error() -> None:
+    """Never a wrong gradient: the addend is saved by nobody, and what was made from it is dropped."""
+    model, x, addend = make_blocks(), torch.randn(64, 32), torch.randn(64, 32)
+
+    def step() -> Tensor:
+        return model[2:](nn.functional.gelu(model[:2](x) + addend)).square().mean()
+
+    remat = punar.Remat(budget="min")
+    for _ in range(2):
+        with remat:
+            step().backward()
+    with remat:
+        loss = step()
+    addend.add_(1)
+    with pytest.raises(SavedTensorModified):
+        loss.backward()
+
+
+def two_passes(model: nn.Module, x: Tensor) -> None:
+    plain_step(model, x)
+    model(x)
+
+
+def a_graph_that_goes_without_backward(model: nn.Module, x: Tensor) -> None:
+    model(x)
+    plain_step(model, x)
+
+
+@pytest.mark.parametrize("step", [two_passes, a_graph_that_goes_without_backward])
+def test_profiling_never_ends_inside_an_operator(step: Callable[[nn.Module, Tensor], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler would write, when the operator returns, into what it had freed."""
+    depth, ended = [0], []
+    dispatch, end = Session.__torch_dispatch__, profiler.profile.__exit__
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        depth[0] += 1
+        try:
+            return dispatch(*args, **kwargs)
+        finally:
+            depth[0] -= 1
+
+    def noted(*args: Any) -> Any:
+        ended.append(depth[0])
+        return end(*args)
+
+    plain_remat = punar.Remat()
+    with plain_remat:  # the first profile of a process is another matter
+        plain_step(make_blocks(), torch.randn(64, 32))
+    monkeypatch.setattr(Session, "__torch_dispatch__", counted)
+    monkeypatch.setattr(profiler.profile, "__exit__", noted)
+    with punar.Remat(budget="min"):
+        step(make_blocks(), torch.randn(64, 32))
+    assert ended
+    assert set(ended) == {0}

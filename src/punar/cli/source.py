@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ def _from_file(path: Path) -> Step:
     if not path.is_file() or not os.access(path, os.R_OK):
         found = "may not be read" if path.is_file() else "is no file"
         raise WrongArgument(f"asked to read the step from {path}, which {found}; give a Python file with make(), or a demo model's name")
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does, so that it finds its neighbours
     make = runpy.run_path(str(path)).get("make")
     if not callable(make):
         raise UsageError(f"asked for make() of {path}, which defines none; it must define make() -> (model, batch, loss_fn)")

@@ -370,8 +370,8 @@ class Follower:
         """What an operator reads: the value last made on this storage, or a source that is held from now on."""
         record = self.meter.record_of(tensor)
         assert record is not None
-        value = record.state() if record.state is not None else None
-        if value is None or value.writes != record.writes:
+        value = _current(record)
+        if value is None:
             value = Value(op=None, writes=record.writes, nbytes=record.nbytes)
             value.hold(alias(tensor))
             record.state = weakref.ref(value)
@@ -382,7 +382,7 @@ class Follower:
     # -- saved tensors -------------------------------------------------------------------------------------------------
 
     def pack(self, tensor: Tensor) -> Handle | DroppedHandle:
-        value = None if self.episode.is_sealed or self.script.is_plain else _current(tensor)
+        value = None if self.episode.is_sealed or self.script.is_plain else _saved(tensor)
         if value is not None:
             hold_if_changed(value, tensor)
         if value is None or value.op is None:
@@ -442,7 +442,7 @@ def protect(record: StorageRecord, meter: Meter, *, is_refill: bool) -> None:
     value = record.state() if record.state is not None else None
     if value is not None and value.base is not None and value.writes == record.writes and is_refill:
         value.base = None
-    elif value is not None and value.base is not None and value.writes == record.writes:
+    elif value is not None and value.base is not None and value.writes == record.writes and value.base._version in value.versions:
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             value.base = clone_storage(value.base)
         value.versions = (value.base._version,)
@@ -451,18 +451,23 @@ def protect(record: StorageRecord, meter: Meter, *, is_refill: bool) -> None:
     record.writes += 1
 
 
-def _current(tensor: Tensor) -> Value | None:
-    """The tape's value that a saved tensor reads, where it is known and up to date."""
+def _saved(tensor: Tensor) -> Value | None:
+    """The tape's value that a saved tensor reads, where it is known."""
     if type(tensor) not in PLAIN_TYPES:
         return None
     try:
         record = getattr(tensor.untyped_storage(), "_punar", None)
     except NotImplementedError:
         return None
-    if type(record) is not StorageRecord or record.state is None:
+    return _current(record) if type(record) is StorageRecord else None
+
+
+def _current(record: StorageRecord) -> Value | None:
+    """The value that a storage holds now, where it is known and nothing has written since: an optimizer, outside of the block, is not seen."""
+    value = record.state() if record.state is not None else None
+    if value is None or value.writes != record.writes or (value.base is not None and value.base._version not in value.versions):
         return None
-    value = record.state()
-    return value if value is not None and value.writes == record.writes else None
+    return value
 
 
 def hold_if_changed(value: Value, tensor: Tensor) -> None:

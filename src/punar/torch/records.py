@@ -190,7 +190,8 @@ def alias(tensor: Tensor) -> Tensor:
         return tensor  # a leaf that requires grad can get no history later
     if type(tensor) is not Tensor and type(tensor) not in PLAIN_TYPES:
         return tensor.detach()
-    with _disabled():
+    # Below autograd, as in a dispatch mode, an alias would get a version counter of its own, which shows no later write.
+    with _disabled(), torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         detached = tensor.detach()
     if tensor.__dict__:
         detached.__dict__.update(tensor.__dict__)

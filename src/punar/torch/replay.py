@@ -149,7 +149,8 @@ def modified(tensor: Tensor, version: int) -> SavedTensorModified:
     return SavedTensorModified(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} instead. "
-        "Plain PyTorch raises here too; write into a clone, or run backward before the write"
+        "Plain PyTorch raises here too, where autograd itself saved it, and not where only recomputation reads it; write into a clone, or run backward "
+        "before the write"
     )
 
 

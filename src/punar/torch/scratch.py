@@ -21,6 +21,19 @@ _one_at_a_time = threading.Lock()
 """There is one profiler in a process; a second thread that traces meanwhile does without."""
 
 
+_parked: list[Any] = []
+"""A profile that goes on until no operator is running."""
+
+
+def end_parked() -> None:
+    """Ends a parked profile; to be called outside of operators."""
+    while _parked:
+        try:
+            _parked.pop().__exit__(None, None, None)
+        finally:
+            _one_at_a_time.release()
+
+
 def _profile() -> Any:
     profile = profiler.profile(use_device=None, profile_memory=True, use_kineto=True)
     profile.__enter__()
@@ -80,6 +93,12 @@ class ScratchProbe:
         finally:
             _one_at_a_time.release()
         return self._peaks(profile.kineto_results.events())
+
+    def park(self) -> None:
+        """Gives up what was seen, inside an operator's call, where profiling must not end: the profiler writes to what it keeps of the call when that returns."""
+        if self.profile is not None:
+            _parked.append(self.profile)
+            self.profile = None
 
     def _peaks(self, events: Any) -> dict[int, int]:
         windows: list[tuple[int, int]] = []

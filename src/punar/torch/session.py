@@ -38,6 +38,7 @@ from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
+from punar.torch.scratch import end_parked
 from punar.torch.tracer import TracedHandle, Tracer
 from punar.units import format_bytes
 
@@ -232,6 +233,7 @@ class Session(TorchDispatchMode):
         stack, self.stack = self.stack, None
         stack.close()
         time_ns = time.perf_counter_ns() - self.started_ns
+        end_parked()
         self.leave_episode()
         if is_failed:
             self.abandon()
@@ -284,7 +286,9 @@ class Session(TorchDispatchMode):
     def is_plain(self, measured_peak_bytes: int) -> bool:
         """Whether plans with a budget were obeyed in the block that held everything, and what was promised was kept."""
         budgeted = all(plan.solver != "none" and not any(plan.skeleton.is_recorded) for plan in self.obeyed)
-        within = all(measured_peak_bytes <= plan.budget_bytes for plan in self.obeyed)
+        within = all(
+            measured_peak_bytes <= (1 + _SAME_PEAK) * plan.budget_bytes for plan in self.obeyed
+        )  # losses that are kept, for example
         return self.fixed is None and self.is_plan_followed and budgeted and within
 
     def leave_episode(self) -> None:
@@ -408,6 +412,11 @@ class Session(TorchDispatchMode):
     def run_backward(self, run: Callable[[], Any], outputs: Iterable[Any]) -> Any:
         """Backward is about to run: its operators are not watched where all that a plan needs of it comes through autograd's hooks."""
         phase = self.phase
+        if isinstance(phase, Tracer) and not in_backward():
+            made = run()
+            if not phase.episode.handles:
+                phase.pause()  # here no operator is running
+            return made
         if not isinstance(phase, Follower) or not phase.script.is_quiet or in_backward():
             return run()
         phase.runs_python = phase.runs_python or runs_python(outputs)
@@ -423,6 +432,8 @@ class Session(TorchDispatchMode):
     # -- episodes --------------------------------------------------------------------------------------------------------
 
     def next_episode(self) -> Waiting:
+        if self.pending is not None:
+            self.pending.give_up_scratch()
         self.leave_episode()
         self.complete()
         self.phase = Waiting(self)
