@@ -99,6 +99,19 @@ def train(
     return found
 
 
+def outcomes(
+    step: Callable[[nn.Module, Tensor], Tensor], model: nn.Module, x: Tensor, *, steps: int, remat: punar.Remat | None = None
+) -> list[Outcome]:
+    """Runs so many steps of a model that is there, gradients cleared before each, and says what each left behind."""
+    found = []
+    for _ in range(steps):
+        model.zero_grad()
+        with nullcontext() if remat is None else remat:
+            loss = step(model, x)
+        found.append(outcome(model, loss))
+    return found
+
+
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """What dies inside dies by its reference count."""

@@ -48,3 +48,11 @@ def plain_step(model: nn.Module, x: Tensor) -> Tensor:
     loss = model(x).square().mean()
     loss.backward()
     return loss
+
+
+def second_order(model: nn.Module, x: Tensor) -> Tensor:
+    """The gradients' squares are part of what is differentiated."""
+    loss = model(x).square().mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(g.square().sum() for g in gradients)).backward()
+    return loss

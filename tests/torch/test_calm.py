@@ -9,19 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import punar
-from tests.torch.harness import outcome, seed_all
-from tests.torch.models import make_blocks
+from tests.torch.harness import Outcome, outcomes, seed_all
+from tests.torch.models import make_blocks, plain_step, second_order
 
 Step = Callable[[nn.Module, Tensor], Tensor]
 
 
-def backward(model: nn.Module, x: Tensor) -> Tensor:
-    loss = model(x).square().mean()
-    loss.backward()
-    return loss
-
-
-def run(remat: punar.Remat, model: nn.Module, x: Tensor, steps: int, step: Step = backward) -> None:
+def run(remat: punar.Remat, model: nn.Module, x: Tensor, steps: int, step: Step = plain_step) -> None:
     for _ in range(steps):
         model.zero_grad()
         with remat:
@@ -81,13 +75,6 @@ def test_a_budget_in_bytes_holds_from_the_second_larger_step_on() -> None:
     assert remat.stats[-1].measured_peak_bytes <= budget
 
 
-def second_order(model: nn.Module, x: Tensor) -> Tensor:
-    loss = model(x).square().mean()
-    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    (loss + sum(g.square().sum() for g in gradients)).backward()
-    return loss
-
-
 def other_hooks(model: nn.Module, x: Tensor) -> Tensor:
     with torch.autograd.graph.save_on_cpu():
         hidden = model[0](x)
@@ -103,20 +90,11 @@ def transform(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-@pytest.mark.parametrize("step", [backward, second_order, other_hooks, transform])
+@pytest.mark.parametrize("step", [plain_step, second_order, other_hooks, transform])
 def test_an_unwatched_step_is_the_plain_one(step: Step) -> None:
-    def train(remat: punar.Remat | None) -> list:
+    def train(remat: punar.Remat | None) -> list[Outcome]:
         seed_all(0)
-        model, x, found = make_blocks(), torch.randn(64, 32), []
-        for _ in range(9):
-            model.zero_grad()
-            if remat is None:
-                loss = step(model, x)
-            else:
-                with remat:
-                    loss = step(model, x)
-            found.append(outcome(model, loss))
-        return found
+        return outcomes(step, make_blocks(), torch.randn(64, 32), steps=9, remat=remat)
 
     remat = punar.Remat(budget=1.0)
     plain, checked = train(None), train(remat)
@@ -167,5 +145,5 @@ def test_losses_that_are_kept_do_not_end_the_calm() -> None:
     for _ in range(12):
         model.zero_grad()
         with remat:
-            losses.append(backward(model, x).detach())
+            losses.append(plain_step(model, x).detach())
     assert not all(watched(remat))

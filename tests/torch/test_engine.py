@@ -11,20 +11,14 @@ from torch import Tensor, nn
 
 import punar
 from punar.torch.engine import runs_python
-from tests.torch.harness import outcome, seed_all
-from tests.torch.models import make_blocks
+from tests.torch.harness import Outcome, outcomes, seed_all
+from tests.torch.models import make_blocks, plain_step, second_order
 
 Step = Callable[[nn.Module, Tensor], Tensor]
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
-
-
-def backward(model: nn.Module, x: Tensor) -> Tensor:
-    loss = loss_of(model, x)
-    loss.backward()
-    return loss
 
 
 def through_grad(model: nn.Module, x: Tensor) -> Tensor:
@@ -41,29 +35,13 @@ def twice(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
-def second_order(model: nn.Module, x: Tensor) -> Tensor:
-    loss = loss_of(model, x)
-    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    (loss + sum(g.square().sum() for g in gradients)).backward()
-    return loss
-
-
 def accumulating(model: nn.Module, x: Tensor) -> Tensor:
-    backward(model, x)
-    return backward(model, x)
+    plain_step(model, x)
+    return plain_step(model, x)
 
 
-def train(remat: punar.Remat | None, model: nn.Module, x: Tensor, steps: int, step: Step = backward) -> list:
-    found = []
-    for _ in range(steps):
-        model.zero_grad()
-        if remat is None:
-            loss = step(model, x)
-        else:
-            with remat:
-                loss = step(model, x)
-        found.append(outcome(model, loss))
-    return found
+def train(remat: punar.Remat | None, model: nn.Module, x: Tensor, steps: int, step: Step = plain_step) -> list[Outcome]:
+    return outcomes(step, model, x, steps=steps, remat=remat)
 
 
 def make() -> tuple[nn.Module, Tensor]:
@@ -88,7 +66,7 @@ def test_a_budget_is_settled_too() -> None:
     assert sum(rested(remat)) > 20
 
 
-@pytest.mark.parametrize("step", [backward, through_grad, twice, second_order, accumulating])
+@pytest.mark.parametrize("step", [plain_step, through_grad, twice, second_order, accumulating])
 def test_an_unwatched_backward_pass_gives_the_plain_gradients(step: Step) -> None:
     remat = punar.Remat(budget="min")
     checked = train(remat, *make(), 14, step)
@@ -105,7 +83,7 @@ def test_the_peak_is_predicted_beside_gradients_of_unwatched_passes() -> None:
         model.zero_grad()
         for _ in range(3):
             with remat:
-                backward(model, x)
+                plain_step(model, x)
     assert any(rested(remat))
     for stats in remat.stats[2:]:
         assert stats.measured_peak_bytes in (None, stats.predicted_peak_bytes)
