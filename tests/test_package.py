@@ -50,3 +50,8 @@ def test_public_errors_derive_from_one() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         punar.no_such_name  # noqa: B018
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "punar", "--version"], check=True, capture_output=True, text=True, timeout=120)
+    assert punar.__version__ in done.stdout

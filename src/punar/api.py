@@ -21,7 +21,7 @@ from punar.reporting.report import Report, count
 from punar.reporting.table import format_columns
 from punar.solvers import find, frontier_points, least
 from punar.solvers import solve as solve_trace
-from punar.torch.follower import Script
+from punar.torch.script import Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
 from punar.torch.state import StateSnapshot, bytes_equal, restored, run_step
 from punar.units import format_bytes, format_seconds, parse_bytes

@@ -103,6 +103,38 @@ def test_a_plan_for_another_shape_is_ignored_with_a_warning(x: torch.Tensor) -> 
         punar.verify(model, other, loss_fn, plan=plan)
 
 
+def test_a_plan_made_before_the_optimizer_had_state_warns_once_that_it_exceeds_its_budget(x: torch.Tensor) -> None:
+    model = make_blocks()
+    plan = punar.solve(punar.profile(model, x, loss_fn), budget="min")
+    remat, optimizer = punar.Remat(plan=plan), torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        for _ in range(4):
+            with remat:
+                loss_fn(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.warns(UserWarning, match=r"the plan given promises .* more is resident .* optimizer state \(\d+") as told:
+        train()
+    assert len(told) == 1
+    assert remat.stats[0].measured_peak_bytes <= plan.budget_bytes < remat.stats[-1].measured_peak_bytes
+
+
+def test_a_plan_made_for_another_path_warns_once_that_it_exceeds_its_budget(x: torch.Tensor) -> None:
+    model = make_blocks()
+    remat = punar.Remat(plan=punar.solve(punar.profile(model, x, loss_fn), budget="min"))
+
+    def train() -> None:
+        for _ in range(2):
+            with remat:
+                (loss_fn(model, x) + model[0](x).exp().tanh().exp().tanh().square().mean()).backward()
+
+    with pytest.warns(UserWarning, match="its operators, their sizes or what its backward writes into are others") as told:
+        train()
+    assert len(told) == 1
+
+
 def test_verify_proves_a_plan(x: torch.Tensor) -> None:
     model = make_blocks()
     verification = punar.verify(model, x, loss_fn, budget=0.7)

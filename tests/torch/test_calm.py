@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import punar
+from punar.torch.session import StepStats
 from tests.torch.harness import Outcome, outcomes, seed_all
 from tests.torch.models import make_blocks, plain_step, second_order
 
@@ -147,3 +148,25 @@ def test_losses_that_are_kept_do_not_end_the_calm() -> None:
         with remat:
             losses.append(plain_step(model, x).detach())
     assert not all(watched(remat))
+
+
+def test_a_part_that_is_added_now_and_then_is_noticed_and_gets_its_room() -> None:
+    """The usual step fits the budget as it is; the one with the added part begins the same."""
+    model, x = make_blocks(), torch.randn(64, 32)
+
+    def train(remat: punar.Remat) -> list[StepStats]:
+        for turn in range(70):
+            model.zero_grad()
+            with remat:
+                hidden = model(x)
+                extra = model(hidden).square().mean() if turn % 10 == 9 else 0
+                (hidden.square().mean() + extra).backward()
+        return remat.stats
+
+    peaks = [stats.measured_peak_bytes for stats in train(punar.Remat())]
+    usual, rare = peaks[1], peaks[9]
+    assert rare > 1.3 * usual
+    budget = (usual + rare) // 2
+    stats = train(punar.Remat(budget=budget))
+    assert stats[9].measured_peak_bytes is None  # not known of yet
+    assert all(s.measured_peak_bytes is not None and s.measured_peak_bytes <= budget for s in stats[49::10])

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import punar
 from punar.costs import Ledger
 from punar.plan import Plan
-from punar.torch import follower
-from punar.torch.follower import Script
+from punar.torch import script as scripts
+from punar.torch.script import Script
 from punar.torch.session import judged_anew
 from tests.torch.models import make_blocks, plain_step
 
@@ -34,7 +34,7 @@ def trained() -> punar.Remat:
 
 
 def script_of(remat: punar.Remat) -> Script:
-    (script,) = remat._session.scripts.values()
+    (script,) = remat._session.scripts
     return script
 
 
@@ -73,7 +73,7 @@ def test_a_pass_left_before_its_end_teaches_nothing() -> None:
 
 def test_what_replays_and_the_rest_cost_is_learned(trained: punar.Remat, monkeypatch: pytest.MonkeyPatch) -> None:
     """From operators of 1 us each, replays of 3 us each, and 70 us that nothing accounts for."""
-    monkeypatch.setattr(follower, "_FEWEST_REPLAYED", 1)  # how many a plan replays depends on the times it was made with
+    monkeypatch.setattr(scripts, "_FEWEST_REPLAYED", 1)  # how many a plan replays depends on the times it was made with
     script, plan = script_of(trained), trained.plan
     assert plan is not None
     rows = [*script.rows[:-1], *script.backward_rows]

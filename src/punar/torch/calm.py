@@ -1,8 +1,8 @@
 """When a step need not be watched: its plan holds everything, and it has begun like this for a while.
 
 Seeing each operator from Python costs microseconds. Where no plan has anything to drop that time buys nothing, so that after a few such blocks most of the next
-run as they are. Of these only the first tensors that autograd saves are looked at: they tell a batch of another shape, after which blocks are watched again. So does
-now and then a block for no reason, since a model may change in ways that its first tensors do not show.
+run as they are. Of these only the first tensors that autograd saves are looked at, and how many nodes its graphs got in all: these tell a batch of another shape or a
+part that is added to the step, after which blocks are watched again. So is now and then a block for no reason, since a model may change in ways that neither shows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ LOOKED_AT = 8
 _ENOUGH = 4
 """After so many watched blocks in a row in which nothing was new and nothing dropped, blocks run unwatched."""
 
+_MOST_ENOUGH = 1024
+"""Where a step that begins as usual had another number of nodes, or went over its budget, twice as many are watched the next time, up to so many: it may
+come back."""
+
 _LEFT_ALONE = 64
 """So many, before one is watched again."""
 
@@ -27,22 +31,19 @@ class Calm:
     """What is known of the blocks so far."""
 
     def __init__(self) -> None:
-        self.known: set[Signs] = set()
+        self.known: dict[Signs, set[int]] = {}
         self.seen: list[tuple[torch.dtype, torch.Size]] = []
-        self.same = self.left = 0
+        self.same = self.left = self.first_node = 0
+        self.enough = _ENOUGH
 
     @property
     def is_calm(self) -> bool:
         """Whether the next block may run unwatched."""
         return self.left > 0
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the present block has begun like one that was watched."""
-        return tuple(self.seen) in self.known
-
     def begin(self) -> None:
         self.seen = []
+        self.first_node = next_node()
 
     def look(self, tensor: Tensor) -> bool:
         """Notes a saved tensor; says whether there are more to look at."""
@@ -53,14 +54,30 @@ class Calm:
     def end_watched(self, *, is_plain: bool) -> None:
         """A watched block is over; ``is_plain``: it obeyed plans that hold everything, and kept to them."""
         if not is_plain:
-            self.known, self.same = set(), 0
+            self.known, self.same = {}, 0
         else:
-            self.same = self.same + 1 if self.is_known else 0
-            self.known.add(tuple(self.seen))
-        self.left = _LEFT_ALONE if self.same >= _ENOUGH else 0
+            nodes = self.known.setdefault(tuple(self.seen), set())
+            self.same = self.same + 1 if self.nodes in nodes else 0
+            nodes.add(self.nodes)
+        self.left = _LEFT_ALONE if self.same >= self.enough else 0
 
-    def end_unwatched(self) -> None:
-        """An unwatched block is over."""
+    def end_unwatched(self, *, is_over: bool) -> bool:
+        """An unwatched block is over; ``is_over``: it took more than its budget. Says whether it was like one that was watched."""
         self.left -= 1
-        if not self.is_known:
-            self.known, self.same, self.left = set(), 0, 0
+        nodes = self.known.get(tuple(self.seen), set())
+        is_known = self.nodes in nodes
+        if is_over or (nodes and not is_known):
+            self.enough = min(2 * self.enough, _MOST_ENOUGH)
+        if is_over or not is_known:
+            self.known, self.same, self.left = {}, 0, 0
+        return is_known
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that autograd has made in the present block."""
+        return next_node() - self.first_node
+
+
+def next_node() -> int:
+    """The number that autograd gives to the next node of a graph that this thread makes."""
+    return torch._C._autograd._get_sequence_nr()

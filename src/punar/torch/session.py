@@ -32,13 +32,15 @@ from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
 from punar.torch.engine import announced, aside, is_innermost, runs_python
-from punar.torch.follower import LEFT_ALONE, DroppedHandle, Follower, Handle, Script, run_metered
+from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
 from punar.torch.scratch import end_parked
+from punar.torch.script import LEFT_ALONE, Script
+from punar.torch.script_cache import Key, ScriptCache
 from punar.torch.tracer import TracedHandle, Tracer
 from punar.units import format_bytes
 
@@ -52,14 +54,8 @@ _SAME_OVERHEAD = 0.02
 _SAME_PEAK = 0.002
 """A plan whose steps reach more than its predicted peak by less than this part of it is kept."""
 
-_MOST_PLANS = 64
-"""Plans remembered at once; beyond, the least recently used is forgotten."""
-
 LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
 """After so many timed passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
-
-_MOST_RECORDED = 4
-"""How often steps that begin alike are recorded beside different numbers of bytes of earlier gradients."""
 
 _NO_KWARGS: dict[str, Any] = {}
 
@@ -136,7 +132,7 @@ class Session(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner = next(_owners)
         self.planner = planner
-        self.scripts: dict[tuple[str, int], Script] = {}
+        self.scripts = ScriptCache()
         self.fixed: Script | None = None
         self.meter: Meter = Meter()
         self.device = torch.device("cpu")
@@ -145,8 +141,8 @@ class Session(TorchDispatchMode):
         self.calm, self.is_watched = Calm(), True
         self.phase: Waiting | Tracer | Follower | None = None
         self.pending: Tracer | None = None
-        self.pending_key = ("", 0)
-        self.key: tuple[str, int] | None = None
+        self.pending_key: Key = ("", 0)
+        self.followed: Script | None = None
         self.pending_optimizer_bytes = 0
         self.gradients: list[weakref.ref[StorageRecord]] = []
         self.leaves: list[weakref.ref[Tensor]] = []
@@ -155,9 +151,9 @@ class Session(TorchDispatchMode):
         self.stack: ExitStack | None = None
         self.calling: Waiting | Tracer | Follower | None = None
         self.is_traced = self.has_rested = False
-        self.is_plan_followed = False
+        self.is_plan_followed = self.is_as_traced = self.is_passage = False
         self.obeyed: list[Plan] = []
-        self.is_forgetful = self.has_failed = self.is_drift_told = False
+        self.has_failed = self.is_drift_told = self.is_excess_told = False
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
         self.traced_peak_bytes = self.traced_kept_bytes = 0
@@ -201,9 +197,9 @@ class Session(TorchDispatchMode):
         self.complete()
         attributes.install()
         self.count = ReplayCount()
-        self.is_traced = self.has_rested = self.is_plan_followed = False
+        self.is_traced = self.has_rested = self.is_plan_followed = self.is_passage = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
-        self.obeyed, self.key = [], None
+        self.obeyed, self.followed = [], None
         self.meter.start()
         self.calm.begin()
         self.is_watched = not self.calm.is_calm
@@ -270,10 +266,11 @@ class Session(TorchDispatchMode):
 
     def unwatched_stats(self, time_ns: int) -> StepStats:
         """What can be said of a block that ran as it is."""
-        self.calm.end_unwatched()
-        plan = self.plan if self.calm.is_known else None
+        measured_peak_bytes = self.meter.allocator_peak()
+        is_over = self.plan is not None and (measured_peak_bytes or 0) > self.plan.budget_bytes * (1 + _SAME_PEAK)
+        plan = self.plan if self.calm.end_unwatched(is_over=is_over) else None
         return StepStats(
-            measured_peak_bytes=self.meter.allocator_peak(),
+            measured_peak_bytes=measured_peak_bytes,
             predicted_peak_bytes=None if plan is None else plan.peak_bytes,
             time_ns=time_ns,
             kept_bytes=0 if plan is None else plan.kept_bytes,
@@ -301,11 +298,19 @@ class Session(TorchDispatchMode):
         self.episode_started_ns, self.episode_replay_ns = now, replay_ns
 
     def judge(self, follower: Follower) -> bool:
-        """Where a step left its script too often, it is traced anew the next time; says whether the script stays."""
-        strays = follower.mismatches + follower.resized
+        """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, the next such step is recorded."""
+        script, strays = follower.script, follower.mismatches + follower.resized
         self.is_plan_followed = strays == 0 and bool(self.obeyed)
-        is_quiet = not strays and not follower.is_overwriting
-        if follower.is_overwriting and follower.script.is_quiet and not follower.runs_python:
+        if follower.has_switched:
+            assert script.trace is not None
+            self.obeyed[-1] = self.plan = script.plan
+            self.traced_source_bytes = int(script.trace.meta["source_bytes"])
+            self.is_passage = strays == 0  # dropped and kept by two plans: its peak is that of neither
+        if self.fixed is None:
+            self.followed = script
+            self.scripts.prefer(script)
+        self.is_as_traced = is_quiet = not strays and not follower.is_overwriting
+        if follower.is_overwriting and script.is_quiet and not follower.runs_python:
             warnings.warn(
                 "backward has begun to write into tensors that recomputation reads, after steps in which it did not. Backward passes of such a plan "
                 f"are watched only now and then: if this began in one of the last {LEFT_ALONE} steps, through `.data` in a hook, gradients of the "
@@ -313,13 +318,12 @@ class Session(TorchDispatchMode):
                 stacklevel=4,
             )
         if not is_quiet:
-            follower.script.quiet = 0
+            script.quiet = 0
         elif follower.is_complete and not follower.has_rested:
-            follower.script.quiet += 1
-        if self.fixed is not None or strays <= len(follower.rows) // 50 or follower.script.is_retraced:
+            script.quiet += 1
+        if self.fixed is not None or strays <= len(follower.rows) // 50 or not self.scripts.await_another(script):
             return True
-        self.scripts = {key: script for key, script in self.scripts.items() if script is not follower.script}
-        self.is_forgetful = True
+        self.is_passage = True
         return False
 
     def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
@@ -340,10 +344,10 @@ class Session(TorchDispatchMode):
         if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
             script.plan = self.plan = known
             return
-        key = next(key for key, known_script in self.scripts.items() if known_script is script)
         script.trace = trace
         self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes)
-        self.remember(key, script.replanned(self.plan, script.extra_bytes))
+        self.followed = script.replanned(self.plan, script.extra_bytes)
+        self.scripts.replace(script, self.followed)
 
     def allow(self, measured_peak_bytes: int) -> None:
         """A block is over: where it needed more than its plan said, the plan's next steps are given that room.
@@ -351,14 +355,35 @@ class Session(TorchDispatchMode):
         So where the bytes of a step depend on its data, as where tokens are routed to experts, the budget holds for the greatest step seen.
         Backward passes of such steps are watched.
         """
-        script = self.fixed or (self.scripts.get(self.key) if self.key is not None else None)
-        if script is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
+        script = self.fixed or self.followed
+        if script is None or len(self.obeyed) != 1 or self.is_passage or self.outside_peak_bytes >= measured_peak_bytes:
             return
         if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
             script.measured_peak_bytes, script.quiet = measured_peak_bytes, 0
         excess = measured_peak_bytes - self.obeyed[0].peak_bytes
-        if script is not self.fixed and excess > _SAME_PEAK * self.obeyed[0].peak_bytes:
+        if excess > _SAME_PEAK * self.obeyed[0].peak_bytes:
+            if script is self.fixed:
+                self.warn_excess(measured_peak_bytes)
             script.drift_bytes += excess
+
+    def warn_excess(self, measured_peak_bytes: int) -> None:
+        """Says once that the plan that was given does not keep its budget."""
+        assert self.fixed is not None
+        plan = self.fixed.plan
+        if self.is_excess_told or measured_peak_bytes <= plan.budget_bytes:
+            return
+        self.is_excess_told = True
+        why = (
+            f"more is resident than when its step was profiled, such as optimizer state ({format_bytes(self.optimizer_bytes)} now), gradients that "
+            "are kept, or other tensors. Profile after the optimizer's first step"
+            if self.is_as_traced
+            else "its operators, their sizes or what its backward writes into are others than in the profiled step. Profile a step like this one"
+        )
+        warnings.warn(
+            f"the plan given promises a peak of {format_bytes(plan.peak_bytes)} within {format_bytes(plan.budget_bytes)}, the step reached "
+            f"{format_bytes(measured_peak_bytes)}: {why}, or give Remat the budget instead of a plan: it then plans for what it finds",
+            stacklevel=5,
+        )
 
     def abandon(self) -> None:
         """The step failed: what was traced of it is no whole step."""
@@ -419,7 +444,7 @@ class Session(TorchDispatchMode):
         if not isinstance(phase, Follower) or not phase.script.is_quiet or in_backward():
             return run()
         phase.runs_python = phase.runs_python or runs_python(outputs)
-        if phase.runs_python or not phase.may_rest or not is_innermost(self):
+        if phase.runs_python or phase.mismatches or not phase.may_rest or not is_innermost(self):
             return run()
         self.has_rested = phase.has_rested = True
         with aside(self):
@@ -445,9 +470,10 @@ class Session(TorchDispatchMode):
         if self.fixed is not None:
             return self.follow(episode, self.given_script(signature))
         gradient_bytes = sum(record.nbytes for record in self.alive_gradients())
-        key = self.nearest_key(signature, gradient_bytes)
-        if key in self.scripts:
-            return self.follow(episode, self.beside(key, gradient_bytes))
+        key = self.scripts.nearest_key(signature, gradient_bytes)
+        script = self.scripts.find(key)
+        if script is not None:
+            return self.follow(episode, self.beside(script, gradient_bytes - key[1]))
         self.set_device(tensors_in((*args, *kwargs.values())))
         return self.record(episode, waiting, key)
 
@@ -461,29 +487,16 @@ class Session(TorchDispatchMode):
         self.warn_mismatch(signature)
         return Script(empty_plan(self.fixed.plan))
 
-    def nearest_key(self, signature: str, gradient_bytes: int) -> tuple[str, int]:
-        """The key of a step that begins so, beside so many bytes of earlier gradients.
-
-        Where their number is another one each time, because gradients of inputs are collected for example, steps are not recorded for ever: the
-        nearest of those recorded stands for all.
-        """
-        key = (signature, gradient_bytes)
-        known = [other for other in self.scripts if other[0] == signature]
-        if key in self.scripts or len(known) < _MOST_RECORDED:
-            return key
-        return min(known, key=lambda other: (abs(other[1] - gradient_bytes), other))
-
-    def beside(self, key: tuple[str, int], gradient_bytes: int) -> Script:
+    def beside(self, script: Script, more_gradient_bytes: int) -> Script:
         """The script of a recorded step, its plan made anew where more or less is resident now than it was made for."""
-        script = self.scripts[key]
         trace = script.trace
         assert trace is not None
-        resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, gradient_bytes - key[1])
+        resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, more_gradient_bytes)
         if resident + script.drift_bytes != script.extra_bytes:
             before_ns = time.perf_counter_ns()
-            script = self.remember(key, self.replanned(script, resident))
+            old, script = script, self.replanned(script, resident)
+            self.scripts.replace(old, script)
             self.episode_started_ns += time.perf_counter_ns() - before_ns  # planning is no part of what such a step takes
-        self.key = key
         self.plan = script.plan
         self.obeyed.append(script.plan)
         self.traced_source_bytes = int(trace.meta["source_bytes"])
@@ -521,10 +534,10 @@ class Session(TorchDispatchMode):
 
     def follow(self, episode: Episode, script: Script) -> Follower:
         self.has_failed = False
-        self.phase = follower = Follower(episode, script, self.meter, self.count)
+        self.phase = follower = Follower(episode, script, self.meter, self.count, self.scripts.others(script))
         return follower
 
-    def record(self, episode: Episode, waiting: Waiting, key: tuple[str, int]) -> Tracer:
+    def record(self, episode: Episode, waiting: Waiting, key: Key) -> Tracer:
         carried_bytes = max(0, waiting.live_before - key[1])
         self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
         if self.has_failed:
@@ -575,8 +588,7 @@ class Session(TorchDispatchMode):
         self.traced_peak_bytes = max(self.traced_peak_bytes, plain.peak_bytes - int(trace.meta["carried_bytes"]))
         self.traced_kept_bytes = plain.kept_bytes
         self.plan = self.planner(trace, 0, self.outside_peak_bytes)
-        self.remember(self.pending_key, Script(self.plan, trace=trace, is_retraced=self.is_forgetful))
-        self.is_forgetful = False
+        self.scripts.add(self.pending_key, Script(self.plan, trace=trace))
 
     def load_costs(self) -> None:
         """What is known of this device's operators from earlier runs."""
@@ -584,13 +596,6 @@ class Session(TorchDispatchMode):
         if device != self.cache.device:
             self.cache = CostCache(device)
             self.ledger = self.cache.load()
-
-    def remember(self, key: tuple[str, int], script: Script) -> Script:
-        self.scripts.pop(key, None)
-        self.scripts[key] = script
-        while len(self.scripts) > _MOST_PLANS:
-            del self.scripts[next(iter(self.scripts))]
-        return script
 
     def warn_mismatch(self, signature: str) -> None:
         assert self.fixed is not None

@@ -1,4 +1,4 @@
-"""``python -m punar.cli``."""
+"""``python -m punar``."""
 
 from punar.cli import main
 
