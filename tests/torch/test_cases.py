@@ -19,6 +19,9 @@ from tests.torch.harness import Outcome, RandomRemat, train
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(cases.__path__))
 
+LONG = "b48_recursion_depth_with_thousands_of"
+"""Takes a minute and a half: its step has 42 000 operators."""
+
 NOTHING_TO_REPLAY: frozenset[str] = frozenset()
 """Cases in which dropping anything would save nothing, or nothing can be dropped."""
 
@@ -58,7 +61,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == LONG else name for name in NAMES])
 def test_trains_the_same(name: str) -> None:
     case = importlib.import_module(f"{cases.__name__}.{name}")
     replayed = 0
