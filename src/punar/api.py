@@ -71,7 +71,7 @@ class Remat:
         self.solver = check_solver(solver)
         self.stats: list[StepStats] = []
         self._promised_bytes = 0
-        self._session = Session(self._make_plan)
+        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int))
         if plan is not None:
             self._session.fixed = Script(plan)
             self._session.plan = plan

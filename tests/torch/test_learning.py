@@ -163,7 +163,7 @@ def test_room_that_no_plan_leaves_is_told_once_and_training_goes_on() -> None:
     model, remat = Routed(), punar.Remat(budget="360 KiB")
     run(remat, model, batch_with(2), 2)
     script_of(remat).is_retraced = True  # as when its path was found to vary before
-    with pytest.warns(UserWarning, match="its bytes depend on its data, and no plan leaves that room") as told:
+    with pytest.warns(UserWarning, match="operators or sizes differ from step to step, and no plan leaves that room") as told:
         run(remat, model, batch_with(60), 4)
     assert len(told) == 1
     run(remat, model, batch_with(2), 1)

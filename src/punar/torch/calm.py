@@ -51,9 +51,11 @@ class Calm:
             self.seen.append((tensor.dtype, tensor.shape))
         return len(self.seen) < LOOKED_AT
 
-    def end_watched(self, *, is_plain: bool) -> None:
-        """A watched block is over; ``is_plain``: it obeyed plans that hold everything, and kept to them."""
-        if not is_plain:
+    def end_watched(self, *, is_plain: bool, is_traced: bool) -> None:
+        """A watched block is over; ``is_plain``: it obeyed plans that hold everything, and kept their budget; ``is_traced``: that is not known yet."""
+        if is_traced:
+            self.same = 0
+        elif not is_plain:
             self.known, self.same = {}, 0
         else:
             nodes = self.known.setdefault(tuple(self.seen), set())

@@ -97,7 +97,7 @@ class Follower:
     """
 
     def __init__(self, episode: Episode, script: Script, meter: Meter, count: ReplayCount, others: list[Script]) -> None:
-        self.script = script
+        self.script = self.begun = script
         self.others = others
         self.rows = script.rows
         self.meter = meter

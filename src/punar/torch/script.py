@@ -79,12 +79,12 @@ class Script:
     ``trace``: what it was made from, to make it anew where the resident bytes change, ``retimed``: with the times that were learned since, by which it
     is judged; ``extra_bytes``: resident beyond those of the trace;
     ``drift_bytes``: what the steps that followed it needed beyond what was predicted, at most; ``measured_peak_bytes``: of the last of them whose
-    peak was another one than before. ``is_retraced``: steps take a path of their own each time, so that tracing them again would not help.
-    ``passes``: how often it was followed without a mismatch. ``quiet``: in how many of them in a row, watched to their end, all sizes were as
-    traced and backward wrote into nothing that a replay may read. ``timed_ns``: what timed passes took beside their replays,
-    ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran unwatched took beside their replays. ``own_times``: of
-    operators in passes where sizes were others than traced, which say what such a step takes but not what the traced operators do; None where
-    there were none.
+    peak was another one than before. ``is_retraced``: it was recorded a second time since sizes were others, so that they may be others each time.
+    ``passes``: how often it was followed without a mismatch; ``passages``: how often a step that left it for another exceeded its budget.
+    ``quiet``: in how many passes in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a replay may read.
+    ``timed_ns``: what timed passes took beside their replays, ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran
+    unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others than traced, which say what such a step takes
+    but not what the traced operators do; None where there were none.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
@@ -93,7 +93,7 @@ class Script:
         self.extra_bytes = extra_bytes
         self.drift_bytes = 0
         self.is_retraced = is_retraced
-        self.passes = self.quiet = 0
+        self.passes = self.passages = self.quiet = 0
         self.measured_peak_bytes = plan.peak_bytes
         self.timed_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
@@ -120,7 +120,7 @@ class Script:
         """Another plan for the same trace, beside so many more resident bytes."""
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
         script.retimed = self.retimed
-        script.passes, script.drift_bytes, script.own_times = self.passes, self.drift_bytes, self.own_times
+        script.passes, script.passages, script.drift_bytes, script.own_times = self.passes, self.passages, self.drift_bytes, self.own_times
         if plan.hold_from == self.plan.hold_from:
             script.quiet, script.timed_ns, script.replays_ns, script.rests_ns = self.quiet, self.timed_ns, self.replays_ns, self.rests_ns
         return script

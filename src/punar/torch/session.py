@@ -54,6 +54,9 @@ _SAME_OVERHEAD = 0.02
 _SAME_PEAK = 0.002
 """A plan whose steps reach more than its predicted peak by less than this part of it is kept."""
 
+_PASSAGES = 2
+"""So many steps may exceed their budget in going over from one script to another, before the first is given less."""
+
 LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
 """After so many timed passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
 
@@ -70,7 +73,7 @@ class StepStats:
     ``measured_peak_bytes``: None where the block or its backward pass ran unwatched, on a device that keeps no statistics.
     ``predicted_peak_bytes``: the highest of the plans obeyed in the block, None where there was none. ``kept_bytes``: held for backward by
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
-    ``is_traced``: the block ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
+    ``is_traced``: the block, or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
     """
 
     measured_peak_bytes: int | None
@@ -116,7 +119,10 @@ class Waiting:
 
 
 class Session(TorchDispatchMode):
-    """Sees every operator of the ``with`` block. ``planner`` turns a finished trace into a plan, or None to only measure."""
+    """Sees every operator of the ``with`` block.
+
+    ``planner``: turns a finished trace into a plan. ``is_in_bytes``: its budget is a number of bytes, whatever the step.
+    """
 
     supports_higher_order_operators = True
 
@@ -128,8 +134,9 @@ class Session(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled regions stay compiled
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, *, is_in_bytes: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.is_in_bytes = is_in_bytes
         self.owner = next(_owners)
         self.planner = planner
         self.scripts = ScriptCache()
@@ -151,8 +158,9 @@ class Session(TorchDispatchMode):
         self.stack: ExitStack | None = None
         self.calling: Waiting | Tracer | Follower | None = None
         self.is_traced = self.has_rested = False
-        self.is_plan_followed = self.is_as_traced = self.is_passage = False
+        self.is_plan_followed = self.is_passage = False
         self.obeyed: list[Plan] = []
+        self.left: Script | None = None
         self.has_failed = self.is_drift_told = self.is_excess_told = False
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
@@ -199,7 +207,7 @@ class Session(TorchDispatchMode):
         self.count = ReplayCount()
         self.is_traced = self.has_rested = self.is_plan_followed = self.is_passage = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
-        self.obeyed, self.followed = [], None
+        self.obeyed, self.left, self.followed = [], None, None
         self.meter.start()
         self.calm.begin()
         self.is_watched = not self.calm.is_calm
@@ -246,7 +254,7 @@ class Session(TorchDispatchMode):
         if measured_peak_bytes is not None and not (is_failed or self.is_traced):
             self.allow(measured_peak_bytes)
             is_plain = self.is_plain(measured_peak_bytes)
-        self.calm.end_watched(is_plain=is_plain)
+        self.calm.end_watched(is_plain=is_plain, is_traced=self.is_traced and not is_failed)
         return StepStats(
             measured_peak_bytes=measured_peak_bytes,
             predicted_peak_bytes=max((plan.peak_bytes for plan in self.obeyed), default=None),
@@ -281,11 +289,11 @@ class Session(TorchDispatchMode):
         )
 
     def is_plain(self, measured_peak_bytes: int) -> bool:
-        """Whether plans with a budget were obeyed in the block that held everything, and what was promised was kept."""
+        """Whether plans with a budget were obeyed in the block that held everything, and the budget was kept."""
         budgeted = all(plan.solver != "none" and not any(plan.skeleton.is_recorded) for plan in self.obeyed)
         least_bytes = measured_peak_bytes / (1 + _SAME_PEAK)  # losses that are kept, for example, are a little more in each step
         within = all(least_bytes <= plan.budget_bytes for plan in self.obeyed)
-        return self.fixed is None and self.is_plan_followed and budgeted and within
+        return self.fixed is None and bool(self.obeyed) and budgeted and within
 
     def leave_episode(self) -> None:
         """The forward pass is over, for whatever reason."""
@@ -298,18 +306,15 @@ class Session(TorchDispatchMode):
         self.episode_started_ns, self.episode_replay_ns = now, replay_ns
 
     def judge(self, follower: Follower) -> bool:
-        """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, the next such step is recorded."""
+        """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, such steps are recorded."""
         script, strays = follower.script, follower.mismatches + follower.resized
-        self.is_plan_followed = strays == 0 and bool(self.obeyed)
         if follower.has_switched:
             assert script.trace is not None
+            self.left = follower.begun
             self.obeyed[-1] = self.plan = script.plan
             self.traced_source_bytes = int(script.trace.meta["source_bytes"])
-            self.is_passage = strays == 0  # dropped and kept by two plans: its peak is that of neither
-        if self.fixed is None:
-            self.followed = script
-            self.scripts.prefer(script)
-        self.is_as_traced = is_quiet = not strays and not follower.is_overwriting
+        self.is_plan_followed = strays == 0 and bool(self.obeyed)
+        is_quiet = not strays and not follower.is_overwriting
         if follower.is_overwriting and script.is_quiet and not follower.runs_python:
             warnings.warn(
                 "backward has begun to write into tensors that recomputation reads, after steps in which it did not. Backward passes of such a plan "
@@ -321,9 +326,22 @@ class Session(TorchDispatchMode):
             script.quiet = 0
         elif follower.is_complete and not follower.has_rested:
             script.quiet += 1
-        if self.fixed is not None or strays <= len(follower.rows) // 50 or not self.scripts.await_another(script):
+        if self.fixed is not None:
             return True
-        self.is_passage = True
+        self.followed = script
+        is_recorded_next = self.note_way(follower)
+        self.is_passage = is_recorded_next or (follower.has_switched and not strays)  # its peak is that of no plan
+        return not is_recorded_next
+
+    def note_way(self, follower: Follower) -> bool:
+        """Remembers which way the pass went; says whether it is one that is yet to be recorded."""
+        script, few = follower.script, len(follower.rows) // 50
+        fits = script.is_plain and (self.measured_peak() or 0) <= script.plan.budget_bytes
+        if follower.mismatches > few and not fits:
+            return self.scripts.stray(script)
+        if follower.mismatches + follower.resized > few and not fits:
+            return self.scripts.resize(script)
+        self.scripts.take(script)
         return False
 
     def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
@@ -356,7 +374,10 @@ class Session(TorchDispatchMode):
         Backward passes of such steps are watched.
         """
         script = self.fixed or self.followed
-        if script is None or len(self.obeyed) != 1 or self.is_passage or self.outside_peak_bytes >= measured_peak_bytes:
+        if script is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
+            return
+        if self.is_passage:
+            self.allow_passage(measured_peak_bytes)
             return
         if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
             script.measured_peak_bytes, script.quiet = measured_peak_bytes, 0
@@ -365,6 +386,14 @@ class Session(TorchDispatchMode):
             if script is self.fixed:
                 self.warn_excess(measured_peak_bytes)
             script.drift_bytes += excess
+
+    def allow_passage(self, measured_peak_bytes: int) -> None:
+        """A step began along one script and went over to another: where that exceeds a budget in bytes again and again, the first leaves room for it."""
+        excess = measured_peak_bytes - self.obeyed[0].budget_bytes
+        if self.left is not None and self.is_in_bytes and excess > 0:
+            self.left.passages += 1
+            if self.left.passages > _PASSAGES:
+                self.left.drift_bytes += excess
 
     def warn_excess(self, measured_peak_bytes: int) -> None:
         """Says once that the plan that was given does not keep its budget."""
@@ -375,9 +404,9 @@ class Session(TorchDispatchMode):
         self.is_excess_told = True
         why = (
             f"more is resident than when its step was profiled, such as optimizer state ({format_bytes(self.optimizer_bytes)} now), gradients that "
-            "are kept, or other tensors. Profile after the optimizer's first step"
-            if self.is_as_traced
-            else "its operators, their sizes or what its backward writes into are others than in the profiled step. Profile a step like this one"
+            "are kept, copies of what hooks write into, or other tensors. Profile after the optimizer's first step"
+            if self.is_plan_followed
+            else "its operators or their sizes are others than those of the profiled step. Profile a step like this one"
         )
         warnings.warn(
             f"the plan given promises a peak of {format_bytes(plan.peak_bytes)} within {format_bytes(plan.budget_bytes)}, the step reached "
@@ -527,8 +556,8 @@ class Session(TorchDispatchMode):
         if not self.is_drift_told:
             self.is_drift_told = True
             warnings.warn(
-                "a step needed more memory than its plan said, since its bytes depend on its data, and no plan leaves that room: the tightest is "
-                f"obeyed, and some steps may exceed the budget. Give {format_bytes(least_bytes)} ({least_bytes} B) for the largest step seen so far",
+                "a step needed more memory than its plan said, since operators or sizes differ from step to step, and no plan leaves that room: the tightest "
+                f"is obeyed, and some steps may exceed the budget. Give {format_bytes(least_bytes)} ({least_bytes} B) for the largest step seen so far",
                 stacklevel=6,
             )
 
