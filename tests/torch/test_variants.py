@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -76,27 +76,28 @@ def rarely(model: nn.Module, x: Tensor, *, is_rare: bool) -> Tensor:
     return hidden.square().mean() + extra
 
 
-def test_a_part_that_comes_every_so_many_steps_gets_a_plan(remat: punar.Remat) -> None:
-    """The step after the first such one is recorded, and is of the usual kind; the third one is expected."""
+def train_rarely(remat: punar.Remat, rare: Iterable[bool]) -> list[StepStats]:
     model, x = make_blocks(), torch.randn(64, 32)
-    for turn in range(36):
+    for is_rare in rare:
         model.zero_grad()
         with remat:
-            rarely(model, x, is_rare=turn % 6 == 5).backward()
-    assert [turn for turn, stats in enumerate(remat.stats) if stats.is_traced] == [0, 6, 17]
-    assert remat.stats[17].measured_peak_bytes > remat.stats[0].measured_peak_bytes  # it is of the other kind
-    assert all(is_kept(stats) for stats in remat.stats[18:])
-    assert {stats.measured_peak_bytes is None for stats in remat.stats[18:]} == {True, False}
+            rarely(model, x, is_rare=is_rare).backward()
+    return remat.stats
+
+
+def test_a_part_that_comes_every_so_many_steps_gets_a_plan(remat: punar.Remat) -> None:
+    """The step after the first such one is recorded, and is of the usual kind; the third one is expected."""
+    steps = train_rarely(remat, (turn % 6 == 5 for turn in range(36)))
+    assert [turn for turn, stats in enumerate(steps) if stats.is_traced] == [0, 6, 17]
+    assert steps[17].measured_peak_bytes > steps[0].measured_peak_bytes  # it is of the other kind
+    assert all(is_kept(stats) for stats in steps[18:])
+    assert {stats.measured_peak_bytes is None for stats in steps[18:]} == {True, False}
 
 
 def test_two_kinds_of_steps_in_turn_both_get_plans(remat: punar.Remat) -> None:
-    model, x = make_blocks(), torch.randn(64, 32)
-    for turn in range(14):
-        model.zero_grad()
-        with remat:
-            rarely(model, x, is_rare=turn % 2 == 1).backward()
-    assert [turn for turn, stats in enumerate(remat.stats) if stats.is_traced] == [0, 2, 5]
-    assert all(is_kept(stats) for stats in remat.stats[6:])
+    steps = train_rarely(remat, (turn % 2 == 1 for turn in range(14)))
+    assert [turn for turn, stats in enumerate(steps) if stats.is_traced] == [0, 2, 5]
+    assert all(is_kept(stats) for stats in steps[6:])
 
 
 def test_ways_that_are_other_ones_each_time_are_not_recorded_for_ever(remat: punar.Remat) -> None:
@@ -114,21 +115,24 @@ def test_ways_that_are_other_ones_each_time_are_not_recorded_for_ever(remat: pun
 
 def test_a_part_that_comes_at_random_is_not_recorded_for_ever() -> None:
     """And in the end there is room for it."""
-    model, x = make_blocks(), torch.randn(64, 32)
-    rare = torch.rand(90, generator=torch.Generator().manual_seed(1)) < 0.15
-
-    def train(remat: punar.Remat) -> list[StepStats]:
-        for is_rare in rare.tolist():
-            model.zero_grad()
-            with remat:
-                rarely(model, x, is_rare=is_rare).backward()
-        return remat.stats
-
-    plain = train(punar.Remat())
-    budget = int(0.8 * plain[0].measured_peak_bytes)
-    stats = train(punar.Remat(budget=budget))
+    rare = (torch.rand(90, generator=torch.Generator().manual_seed(1)) < 0.15).tolist()
+    budget = int(0.8 * train_rarely(punar.Remat(), rare)[0].measured_peak_bytes)
+    stats = train_rarely(punar.Remat(budget=budget), rare)
     assert sum(step.is_traced for step in stats) <= 6
     assert all(step.is_traced or step.measured_peak_bytes is None or step.measured_peak_bytes <= budget for step in stats[70:])
+
+
+def test_a_wrapped_function_that_both_ways_call_does_not_lead_from_one_to_the_other(remat: punar.Remat) -> None:
+    """Its row in a script is known by name only."""
+    wrapped = punar.replayable(lambda t: torch.atan(t).exp())
+    model, x = make_blocks(), torch.randn(64, 32)
+    for turn in range(14):
+        model.train(not 4 <= turn < 9)
+        model.zero_grad()
+        with remat:
+            model(wrapped(model[0].norm(x))).square().mean().backward()
+    assert [turn for turn, stats in enumerate(remat.stats) if stats.is_traced] == [0, 5]
+    assert [script.passes for script in remat._session.scripts] == [7, 3]  # all but those recorded, 4 that strays and 9 that goes over
 
 
 def test_evaluation_that_begins_inside_later_blocks_is_no_other_way(remat: punar.Remat) -> None:

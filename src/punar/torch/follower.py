@@ -108,7 +108,12 @@ class Follower:
         self.is_timed, self.may_rest = script.is_timed, script.may_rest
         count.now_ns = meter.now_ns if self.is_timed else time.perf_counter_ns
         self.mismatches = self.resized = 0
-        self.has_rested = self.is_overwriting = self.runs_python = self.has_switched = False
+        self.has_rested = self.is_overwriting = self.runs_python = False
+
+    @property
+    def has_switched(self) -> bool:
+        """Whether the pass has left the script it began along for another."""
+        return self.script is not self.begun
 
     @property
     def is_complete(self) -> bool:
@@ -156,7 +161,8 @@ class Follower:
     def resync(self, func: Any) -> Row:
         """Finds where in the script an unexpected operator stands; ``END`` where it does not."""
         has_grad = torch.is_grad_enabled()
-        if has_grad and not self.mismatches and self.switch(func):
+        is_next = self.rows[self.cursor].is_of(func, has_grad=has_grad)
+        if has_grad and not is_next and not self.mismatches and self.switch(func):
             return self.rows[self.cursor - 1]
         for place in range(self.cursor, min(self.cursor + _LOOK_AHEAD, len(self.rows) - 1)):
             row = self.rows[place]
@@ -174,11 +180,10 @@ class Follower:
         script = next((other for other in self.others if other.goes_on(self.script, self.cursor, func)), None)
         if script is None:
             return False
-        self.script, self.others = script, [self.script, *(other for other in self.others if other is not script)]
+        self.script = script
         self.rows, self.backward_rows = script.rows, script.backward_rows
         self.cursor += 1
         self.is_timed = self.may_rest = False
-        self.has_switched = True
         return True
 
     def record(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

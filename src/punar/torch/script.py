@@ -161,9 +161,8 @@ class Script:
         assert self.trace is not None
         trace = replace(self.trace, ops=(self.own_times or ledger).timed(self.trace).ops, overhead_ns=0)
         passes_ns = self.timed_ns if len(self.rests_ns) < _SETTLED else self.rests_ns
-        gap_ns = max(
-            0, int(median(passes_ns)) - trace.plain_time_ns
-        )  # also what estimates leave out that are medians: times have a long tail
+        # Also what estimates leave out that are medians: times have a long tail.
+        gap_ns = max(0, int(median(passes_ns)) - trace.plain_time_ns)
         trace = replace(trace, meta={**trace.meta, "gap_ns": str(gap_ns)})
         seen = simulate(trace, self.plan.hold_from, is_closed=True)
         if seen.replayed_ops < _FEWEST_REPLAYED:

@@ -15,7 +15,7 @@ Key = tuple[str, int]
 """How a step begins: the signature of its first operator, and the bytes of earlier gradients beside it."""
 
 _MOST_KEYS = 64
-"""Beginnings remembered at once; beyond, the least recently planned is forgotten."""
+"""Beginnings remembered at once; beyond, the one recorded longest ago is forgotten."""
 
 _MOST_WAYS = 4
 """Ways to go on from one beginning that are recorded; a step that takes yet another keeps what is not in any of them."""

@@ -336,13 +336,11 @@ class Session(TorchDispatchMode):
     def note_way(self, follower: Follower) -> bool:
         """Remembers which way the pass went; says whether it is one that is yet to be recorded."""
         script, few = follower.script, len(follower.rows) // 50
-        fits = script.is_plain and (self.measured_peak() or 0) <= script.plan.budget_bytes
-        if follower.mismatches > few and not fits:
-            return self.scripts.stray(script)
-        if follower.mismatches + follower.resized > few and not fits:
-            return self.scripts.resize(script)
-        self.scripts.take(script)
-        return False
+        is_like = follower.mismatches + follower.resized <= few
+        if is_like or (script.is_plain and (self.measured_peak() or 0) <= script.plan.budget_bytes):
+            self.scripts.take(script)
+            return False
+        return self.scripts.stray(script) if follower.mismatches > few else self.scripts.resize(script)
 
     def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
         """A pass of a script is complete: its plan is judged by the times that were seen, and made anew where they change it much and early."""
