@@ -49,13 +49,12 @@ class Ledger:
     def noise(self) -> float:
         """The usual distance of the logarithm of one measured time from the median of its signature."""
         groups = [times for times in self.samples.values() if len(times) > 2]
-        distances = [abs(log(time / median(times))) for times in groups for time in times]
+        distances = [abs(log(time / middle)) for times in groups for middle in (median(times),) for time in times]
         return max(1.4826 * median(distances), _LEAST_NOISE) if distances else _USUAL_NOISE
 
     def model(self, trace: Trace) -> CostModel | None:
         """The model of the trace's operators; None where nothing is known of any."""
-        distinct = {key_of(op): op for op in trace.ops if op.kind != "prelude"}
-        known = ((op, self.times_of(op)) for op in distinct.values())
+        known = ((op, self.times_of(op)) for op in distinct_ops(trace).values())
         rows = [Measured(kind=op.kind, work=work_of(trace, op), time_ns=median(times)) for op, times in known if times]
         return fit(rows) if rows else None
 
@@ -65,7 +64,7 @@ class Ledger:
         if model is None:
             return trace
         noise = self.noise()
-        estimates = {key_of(op): self.estimate_ns(trace, op, model, noise) for op in trace.ops if op.kind != "prelude"}
+        estimates = {key: self.estimate_ns(trace, op, model, noise) for key, op in distinct_ops(trace).items()}
         return replace(trace, ops=tuple(replace(op, time_ns=estimates.get(key_of(op), op.time_ns)) for op in trace.ops))
 
     def estimate_ns(self, trace: Trace, op: Op, model: CostModel, noise: float) -> int:
@@ -76,6 +75,11 @@ class Ledger:
             return round(expected)
         seen, of_model = len(times) / noise**2, 1 / line.spread**2
         return round(exp((seen * log(median(times)) + of_model * log(expected)) / (seen + of_model)))
+
+
+def distinct_ops(trace: Trace) -> dict[str, Op]:
+    """The last of the operators of each signature, without the prelude."""
+    return {key_of(op): op for op in trace.ops if op.kind != "prelude"}
 
 
 def key_of(op: Op) -> str:
