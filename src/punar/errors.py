@@ -9,6 +9,9 @@ PunarError
 │   └── NestedRemat        a Remat entered in a thread where one is active, or active in another
 ├── SavedTensorModified    a tensor needed for backward was overwritten (also a RuntimeError, as in eager)
 ├── ReplayError            a value could not be computed again (also a RuntimeError)
+├── OffloadError           a block of bytes could not be kept off the device (also a RuntimeError)
+│   ├── SpoolFull          there is no room for it
+│   └── BlockCorrupted     what came back is not what was written
 ├── VerificationError      gradients or replays differ from the plain step's
 └── MissingDependency      an optional package that the request needs is absent (also an ImportError)
 """
@@ -65,6 +68,26 @@ class SavedTensorModified(PunarError, RuntimeError):
 
 class ReplayError(PunarError, RuntimeError):
     """A dropped value could not be computed again from what the tape holds."""
+
+
+class OffloadError(PunarError, RuntimeError):
+    """A block of bytes could not be written off the device or read back, or the place for it cannot be used."""
+
+
+class SpoolFull(OffloadError):
+    """There is no room for a block.
+
+    Attributes:
+        asked_bytes: the size of the block.
+    """
+
+    def __init__(self, message: str, *, asked_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.asked_bytes = asked_bytes
+
+
+class BlockCorrupted(OffloadError):
+    """A block that was read back has another checksum than when it was written."""
 
 
 class VerificationError(PunarError):
