@@ -16,11 +16,13 @@ import torch
 from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
 from punar.ir import Trace
 from punar.plan import Plan, make_plan, simulate
+from punar.plan.moves import Channel
 from punar.plan.plan import read_file, write_text
 from punar.reporting.report import Report, count
 from punar.reporting.table import format_columns
 from punar.solvers import find, frontier_points, least
 from punar.solvers import solve as solve_trace
+from punar.torch.offload import opened
 from punar.torch.script import Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
 from punar.torch.state import StateSnapshot, bytes_equal, restored, run_step
@@ -46,10 +48,13 @@ class Remat:
             reaches; ``"auto"``: what the device has free, less a tenth; None: only measure.
         plan: obey this plan from the first step on, instead of making one.
         solver: who makes the plan; see ``docs/planning.md``.
+        offload: where activations may be moved meanwhile, instead of dropping them: ``"disk:/path/of/a/folder"``, of which at most so much is used
+            as ``"disk:/path:500 GiB"`` says. How fast it is, is measured now. A plan that moves values needs it as well.
 
     Raises:
         BudgetError: the budget is none of these.
-        UsageError: both a budget and a plan were given, or there is no such solver.
+        UsageError: both a budget and a plan were given, or there is no such solver, or ``offload`` is none of these.
+        OffloadError: the folder cannot be used.
 
     Example:
         >>> import torch, punar
@@ -62,7 +67,7 @@ class Remat:
         2
     """
 
-    def __init__(self, budget: Budget = None, *, plan: Plan | None = None, solver: str = "auto") -> None:
+    def __init__(self, budget: Budget = None, *, plan: Plan | None = None, solver: str = "auto", offload: str | None = None) -> None:
         if plan is not None and budget is not None:
             raise UsageError("asked for both a budget and a plan; a plan has its budget already: give one of the two")
         if plan is not None and not isinstance(plan, Plan):
@@ -72,6 +77,9 @@ class Remat:
         self.stats: list[StepStats] = []
         self._promised_bytes = 0
         self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int))
+        self._session.offload = opened(check_offload(offload))
+        if plan is not None and plan.moves and self._session.offload is None:
+            raise UsageError("asked to obey a plan that offloads, found nowhere to: give Remat `offload` too, as when the plan was made")
         if plan is not None:
             self._session.fixed = Script(plan)
             self._session.plan = plan
@@ -99,7 +107,8 @@ class Remat:
         return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
 
     def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
-        plan = plan_for(trace, self._budget_for(trace, extra_bytes), self.solver, extra_bytes)
+        channels = () if self._session.offload is None else self._session.offload.channels
+        plan = plan_for(trace, self._budget_for(trace, extra_bytes), self.solver, extra_bytes, channels)
         if isinstance(self.budget, float):
             self._promised_bytes = max(self._promised_bytes, plan.budget_bytes)
         if outside_peak_bytes <= plan.peak_bytes:
@@ -147,6 +156,27 @@ def check_budget(budget: Budget) -> Budget:
     return budget
 
 
+def check_offload(offload: str | None) -> tuple[str, int | None] | None:
+    """Reads where to offload to, as (folder, most bytes).
+
+    Raises:
+        UsageError: it is no text such as ``"disk:/path"`` or ``"disk:/path:500 GiB"``.
+    """
+    if offload is None:
+        return None
+    kind, _, rest = offload.partition(":") if isinstance(offload, str) else ("", "", "")
+    if kind != "disk" or not rest:
+        raise UsageError(
+            f"asked to offload to {offload!r}; what can be offloaded to is a disk, for tensors in the computer's memory: give "
+            '"disk:/path/of/a/folder", or "disk:/path/of/a/folder:500 GiB" to use at most so much of it'
+        )
+    folder, _, size = rest.rpartition(":")
+    try:
+        return (folder, parse_bytes(size)) if folder else (rest, None)
+    except BudgetError:
+        return rest, None  # the colon is part of the path
+
+
 def check_solver(solver: str) -> str:
     """Raises ``UsageError`` where there is no such solver; returns its name."""
     if not isinstance(solver, str):
@@ -155,19 +185,19 @@ def check_solver(solver: str) -> str:
     return solver
 
 
-def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: int = 0) -> Plan:
+def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: int = 0, channels: tuple[Channel, ...] = ()) -> Plan:
     """Turns a budget into bytes and has a solver make the plan; ``"min"`` and None need no solver.
 
-    ``extra_bytes`` are resident now beyond those of the trace: they come off the budget.
+    ``extra_bytes`` are resident now beyond those of the trace: they come off the budget. ``channels``: where values may be offloaded to.
     """
     if budget == "min":
-        return moved(least(trace), extra_bytes)
+        return moved(least(trace, channels), extra_bytes)
     plain = simulate(trace, (0,) * len(trace.values))
     if budget is None:
         return moved(make_plan(trace, (0,) * len(trace.values), solver="none", budget_bytes=plain.peak_bytes), extra_bytes)
     budget_bytes = budget_in_bytes(trace, budget, plain.peak_bytes, extra_bytes)
     try:
-        return moved(solve_trace(trace, budget_bytes - extra_bytes, solver), extra_bytes)
+        return moved(solve_trace(trace, budget_bytes - extra_bytes, solver, channels), extra_bytes)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
             f"{error} {resident_text(trace, extra_bytes)}",
@@ -302,16 +332,28 @@ def _recorded(model: torch.nn.Module, batch: Any, loss_fn: LossFn, before: State
     return remat.trace
 
 
-def solve(profile: Profile, *, budget: Budget, solver: str = "auto") -> Plan:
+def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: str | None = None) -> Plan:
     """Makes a plan for a profiled step.
+
+    ``offload``: as ``Remat`` takes it, and as the ``Remat`` that obeys the plan must be given it too; how fast it is, is measured now.
 
     Raises:
         BudgetError: the budget is no budget, or more than the device has.
         InfeasibleBudget: no known plan fits; names the least budget and what holds it.
-        UsageError: there is no such solver, or the profile is none.
+        UsageError: there is no such solver, or the profile is none, or ``offload`` is no place.
+        OffloadError: the folder cannot be used.
     """
     check_solver(solver)
-    return plan_for(_trace_of(profile), check_budget(budget), solver)
+    return plan_for(_trace_of(profile), check_budget(budget), solver, channels=_channels_to(offload))
+
+
+def _channels_to(offload: str | None) -> tuple[Channel, ...]:
+    """How fast a place to offload to is."""
+    place = opened(check_offload(offload))
+    if place is None:
+        return ()
+    place.close()
+    return place.channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,11 +368,12 @@ class FrontierPoint:
     bound_ns: int
     overhead: float
     _trace: Trace = field(repr=False)
+    _channels: tuple[Channel, ...] = field(default=(), repr=False)
 
     @property
     def plan(self) -> Plan:
         """The plan itself, made when it is asked for."""
-        return solve_trace(self._trace, self.peak_bytes)
+        return solve_trace(self._trace, self.peak_bytes, channels=self._channels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +392,7 @@ class Frontier:
 
     profile: Profile
     points: tuple[FrontierPoint, ...]
+    _channels: tuple[Channel, ...] = field(default=(), repr=False)
 
     def at(self, budget: Budget) -> Plan:
         """The plan that ``punar.solve`` gives for a budget.
@@ -357,7 +401,7 @@ class Frontier:
             BudgetError: the budget is no budget, or more than the device has.
             InfeasibleBudget: no known plan fits; names the least budget and what holds it.
         """
-        return solve(self.profile, budget=budget)
+        return plan_for(self.profile.trace, check_budget(budget), channels=self._channels)
 
     def __str__(self) -> str:
         rows = [
@@ -367,23 +411,34 @@ class Frontier:
         return format_columns(("predicted peak", "predicted time", "extra", "no plan below"), rows)
 
 
-def frontier(profile: Profile) -> Frontier:
+def frontier(profile: Profile, *, offload: str | None = None) -> Frontier:
     """All that memory costs in time for a profiled step: the whole curve at once, as quick as one ``punar.solve``.
 
     Its plans take about one extra forward pass at most; a budget below its first point may still be met when ``at`` is asked.
+    ``offload``: as ``Remat`` takes it; with it the curve is that of recomputing and moving together, without it that of recomputing alone.
 
     Raises:
-        UsageError: this is no profile.
+        UsageError: this is no profile, or ``offload`` is no place.
+        OffloadError: the folder cannot be used.
     """
     trace = _trace_of(profile)
-    points = frontier_points(trace)
+    channels = _channels_to(offload)
+    points = frontier_points(trace, channels)
     plain_ns = max(trace.plain_time_ns, 1)
     return Frontier(
         profile=profile,
         points=tuple(
-            FrontierPoint(peak_bytes=p.peak_bytes, time_ns=p.time_ns, bound_ns=bound, overhead=p.time_ns / plain_ns - 1, _trace=trace)
+            FrontierPoint(
+                peak_bytes=p.peak_bytes,
+                time_ns=p.time_ns,
+                bound_ns=bound,
+                overhead=p.time_ns / plain_ns - 1,
+                _trace=trace,
+                _channels=channels,
+            )
             for p, bound in points
         ),
+        _channels=channels,
     )
 
 

@@ -205,6 +205,14 @@ def test_demo_prints_the_promised_json(capsys: pytest.CaptureFixture[str]) -> No
     assert "bit-identical" in captured.err
 
 
+def test_demo_offloads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--model", "vit", "--steps", "3", "--budget", "min", "--offload", "disk", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert all(row["identical"] for row in rows)
+    assert 0 <= rows[1]["predicted_peak_bytes"] - rows[1]["measured_peak_bytes"] <= 4  # the loss of the step before
+    assert rows[1]["moved_bytes"] > 0
+
+
 def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--model", "unet", "--steps", "3", "--budget", "0.6") == 0
     lines = capsys.readouterr().out.splitlines()

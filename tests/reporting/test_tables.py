@@ -24,6 +24,7 @@ FIELDS = [
     "replayed_operators",
     "loss",
     "identical",
+    "moved_bytes",
 ]
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from punar.cli.options import BUDGET_HELP, Json, Seed, Threads, parse_budget, set_threads
+from punar.cli.options import BUDGET_HELP, Json, Offload, Seed, Threads, offload_to, parse_budget, set_threads
 from punar.cli.output import Exit, emit, emit_table, say, talk
 from punar.cli.source import load_task
 from punar.reporting import Comparison
-from punar.reporting.comparison import HEADER, table_rows
+from punar.reporting.comparison import header, table_rows
 from punar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def demo(
     model: Annotated[str, typer.Option("--model", help="minilm (real weights), gpt2, llama, vit, moe or unet.")] = "minilm",
     steps: Annotated[int, typer.Option("--steps", min=2, help="Training steps of each run.")] = 20,
     budget: Annotated[list[str] | None, typer.Option("--budget", help=BUDGET_HELP + " Repeatable.")] = None,
+    offload: Offload = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
@@ -32,15 +33,16 @@ def demo(
     budgets = [parse_budget(text) for text in budget or DEFAULT_BUDGETS]
     set_threads(threads)
     task = load_task(model, steps=steps, seed=seed)
-    comparison = _compare(task, budgets, seed=seed, is_infeasible_skipped=budget is None)
+    with offload_to(offload) as place:
+        comparison = _compare(task, budgets, seed=seed, offload=place, is_infeasible_skipped=budget is None)
     if json:
         emit(comparison.to_json())
     else:
-        emit_table(HEADER, table_rows(comparison), left=1)
+        emit_table(header(comparison), table_rows(comparison), left=1)
     _conclude(comparison, steps)
 
 
-def _compare(task: Task, budgets: list[str | float | int], *, seed: int, is_infeasible_skipped: bool) -> Comparison:
+def _compare(task: Task, budgets: list[str | float | int], *, seed: int, offload: str | None, is_infeasible_skipped: bool) -> Comparison:
     from punar.demo.compare import compare
 
     steps = len(task.batches)
@@ -53,7 +55,13 @@ def _compare(task: Task, budgets: list[str | float | int], *, seed: int, is_infe
             progress.update(bar, advance=1, description=f"training {runs} runs in turn")
 
         return compare(
-            task, budgets, seed=seed, is_infeasible_skipped=is_infeasible_skipped, on_step=on_step, on_note=progress.console.print
+            task,
+            budgets,
+            seed=seed,
+            offload=offload,
+            is_infeasible_skipped=is_infeasible_skipped,
+            on_step=on_step,
+            on_note=progress.console.print,
         )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +24,9 @@ SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name
 
 Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP)]
 Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
+OFFLOAD_HELP = 'Where activations may be moved: "disk" (the folder for temporary files), "disk:/path" or "disk:/path:500 GiB".'
+
+Offload = Annotated[str | None, typer.Option("--offload", help=OFFLOAD_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of weights, batches and dropout.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="Threads that torch computes with.")]
@@ -50,6 +56,16 @@ def parse_budget(text: str) -> str | float | int:
             'for bytes give a unit, for example "600 MiB"'
         )
     return fraction
+
+
+@contextmanager
+def offload_to(offload: str | None) -> Iterator[str | None]:
+    """Within, the place that was asked for is there: a folder of its own for a bare ``"disk"``."""
+    if offload != "disk":
+        yield offload
+        return
+    with tempfile.TemporaryDirectory(prefix="punar-") as folder:
+        yield f"disk:{folder}"
 
 
 def set_threads(threads: int | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Json, Output, Solver, check_output, parse_budget
+from punar.cli.options import BUDGET_HELP, Json, Offload, Output, Solver, check_output, offload_to, parse_budget
 from punar.cli.output import WrongArgument, emit, emit_json, say
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
@@ -18,6 +18,7 @@ def solve(
     budget: Annotated[str, typer.Option("--budget", help=BUDGET_HELP)],
     output: Output = None,
     solver: Solver = "auto",
+    offload: Offload = None,
     json: Json = False,
 ) -> None:
     """Makes a plan that fits a budget, from a trace that `punar profile` wrote."""
@@ -26,7 +27,8 @@ def solve(
     check_solver(solver)
     import punar
 
-    plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver)
+    with offload_to(offload) as place:
+        plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver, offload=place)
     if output is not None:
         plan.save(output)
         say(f"wrote {output}")
@@ -39,6 +41,8 @@ def solve(
     emit(f"time        {format_seconds(plan.time_ns)} predicted, plain {format_seconds(plan.plain_time_ns)} ({plan.overhead:+.1%})")
     emit(f"kept        {format_bytes(plan.kept_bytes)}")
     emit(f"recomputed  {format_bytes(plan.recomputed_bytes)} by {plan.replayed_ops} operators")
+    if plan.moves:
+        emit(f"moved       {format_bytes(plan.moved_bytes)} in {2 * len(plan.moves)} copies, waiting {format_seconds(plan.stall_ns)}")
 
 
 def check_solver(spelling: str) -> None:
@@ -53,5 +57,5 @@ def check_solver(spelling: str) -> None:
 
 def _summary(plan: Any) -> dict[str, Any]:
     sizes = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "kept_bytes", "recomputed_bytes", "resident_bytes")
-    names = ("solver", "fingerprint", *sizes, "time_ns", "plain_time_ns", "bound_ns", "replayed_ops", "overhead")
+    names = ("solver", "fingerprint", *sizes, "time_ns", "plain_time_ns", "bound_ns", "replayed_ops", "overhead", "moved_bytes", "stall_ns")
     return {name: getattr(plan, name) for name in names}

@@ -52,6 +52,7 @@ def compare(
     budgets: Sequence[Budget],
     *,
     seed: int,
+    offload: str | None = None,
     is_infeasible_skipped: bool = False,
     on_step: Callable[[int], None] = lambda runs: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -62,6 +63,7 @@ def compare(
         task: the model, its batches and its loss; left as it is.
         budgets: as ``punar.Remat`` takes them.
         seed: of the random state that every run starts from.
+        offload: as ``punar.Remat`` takes it.
         is_infeasible_skipped: whether a budget below the least feasible one is noted and left out, instead of raised.
         on_step: called after each step of each run with the number of runs that are left.
         on_note: called with a sentence for people.
@@ -69,7 +71,7 @@ def compare(
     Raises:
         InfeasibleBudget: no plan fits a budget.
     """
-    runs = [_make_run(task, "plain", None, seed), *(_make_run(task, str(budget), budget, seed) for budget in budgets)]
+    runs = [_make_run(task, "plain", None, seed), *(_make_run(task, str(budget), budget, seed, offload) for budget in budgets)]
     for step, batch in enumerate(task.batches):
         for run in _rotated(runs, step):
             try:
@@ -84,14 +86,14 @@ def compare(
     return Comparison(device=_device_name(), rows=(_plain_row(plain, runs[1:]), *(_row(run, plain) for run in runs[1:])))
 
 
-def _make_run(task: Task, label: str, budget: Budget | None, seed: int) -> Run:
+def _make_run(task: Task, label: str, budget: Budget | None, seed: int, offload: str | None = None) -> Run:
     model = copy.deepcopy(task.model)
     return Run(
         label=label,
         budget=budget,
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=True),
-        remat=Remat(budget=budget),
+        remat=Remat(budget=budget, offload=offload),
         random_state=torch.Generator().manual_seed(seed).get_state(),
     )
 
@@ -160,6 +162,7 @@ def _row(run: Run, plain: Run) -> Row:
         replayed_operators=seen.replayed_operators,
         loss=run.losses[-1],
         identical=is_same_run(run, plain),
+        moved_bytes=run.remat.stats[-1].moved_bytes,
     )
 
 

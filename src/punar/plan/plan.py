@@ -8,21 +8,37 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from punar.errors import PlanError
 from punar.ir.fields import Field, FieldError
 from punar.ir.lineage import NEVER, close, recorded_ops
 from punar.ir.trace import Trace, read_json
-from punar.plan.simulate import simulate
+from punar.plan.moves import Channel, Move
+from punar.plan.simulate import Simulation, simulate
 
 FORMAT = "punar-plan"
-VERSION = 1
+VERSION = 2
 
 T = TypeVar("T")
 
 _WATCH_NS = 15_000
 """What a step takes beside its operators, for each of them, until it has been measured; see ``benchmarks/overhead.py``."""
+
+
+class MoveRow(NamedTuple):
+    """A moved value by the rows of the forward operators that make it and ``land`` it, and its ``place`` among all that ``maker`` makes.
+
+    ``fetch``, ``tier``: as in ``Move``; ``rank``: of backward's first demand; ``bytes``: of its storage.
+    """
+
+    maker: int
+    place: int
+    land: int
+    fetch: int
+    rank: int
+    bytes: int
+    tier: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +48,7 @@ class Skeleton:
     ``names``: operators. ``has_grad_mode``: whether they ran with gradients enabled. ``is_recorded``: whether a replay may need them.
     ``holds``: for each output value of a recorded operator (hold_from, rank of backward's first demand, bytes). ``signature``: of
     the first operator, with shapes: the plan is considered only for steps that begin so. ``peak_bytes``: what an operator allocates for a moment,
-    its outputs included. ``backward``: (name, peak_bytes) of each backward operator.
+    its outputs included. ``backward``: (name, peak_bytes) of each backward operator. ``moves``: of each moved value what the runtime needs.
     """
 
     signature: str
@@ -42,6 +58,7 @@ class Skeleton:
     holds: tuple[tuple[tuple[int, int, int], ...], ...]
     peak_bytes: tuple[int, ...]
     backward: tuple[tuple[str, int], ...]
+    moves: tuple[MoveRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,8 @@ class Plan:
             plans it is exact for.
         gap_ns: what the step takes beside its operators and replays: the model's Python code, autograd, and seeing each operator.
         hold_from: for each value of the trace, from which demand on it is held (see the NOTE in ``simulate``).
+        moves: the values that leave the device meanwhile; channels: where to, as fast as they were measured.
+        moved_bytes, copy_ns, stall_ns: of the moves (see ``Simulation``).
     """
 
     fingerprint: str
@@ -78,6 +97,20 @@ class Plan:
     gap_ns: int
     hold_from: tuple[int, ...] = field(repr=False)
     skeleton: Skeleton = field(repr=False)
+    moves: tuple[Move, ...] = field(default=(), repr=False)
+    channels: tuple[Channel, ...] = ()
+    moved_bytes: int = 0
+    copy_ns: int = 0
+    stall_ns: int = 0
+
+    @property
+    def drops_nothing(self) -> bool:
+        """Whether it holds everything on the device."""
+        return not self.moves and not any(self.skeleton.is_recorded)
+
+    def judged(self, trace: Trace) -> Simulation:
+        """What the plan costs by the times of a trace, which is that it was made for or that one timed anew."""
+        return simulate(trace, self.hold_from, is_closed=True, moves=self.moves, channels=self.channels)
 
     @property
     def step_time_ns(self) -> int:
@@ -153,7 +186,19 @@ def read_text(path: str | Path) -> str:
 
 _TEXTS = ("fingerprint", "solver")
 _PEAKS = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes", "source_bytes")
-_COSTS = ("time_ns", "plain_time_ns", "bound_ns", "gap_ns", "kept_bytes", "recomputed_bytes", "replayed_ops")
+_COSTS = (
+    "time_ns",
+    "plain_time_ns",
+    "bound_ns",
+    "gap_ns",
+    "kept_bytes",
+    "recomputed_bytes",
+    "replayed_ops",
+    "moved_bytes",
+    "copy_ns",
+    "stall_ns",
+)
+_SPEEDS = ("capacity_bytes", "write_bytes_per_s", "read_bytes_per_s", "latency_ns", "busy_percent")
 _MOST_COST = 1 << 62
 """Sums over a step may exceed what one of its operators can take."""
 
@@ -164,15 +209,28 @@ def _plan_from_body(body: dict[str, Any]) -> Plan:
     Raises:
         FieldError: a field is not what it must be.
     """
-    part = Field("", body).members(("format", "version", *_TEXTS, *_PEAKS, *_COSTS, "hold_from", "skeleton"))
+    part = Field("", body).members(("format", "version", *_TEXTS, *_PEAKS, *_COSTS, "hold_from", "skeleton", "moves", "channels"))
     texts = {name: part[name].text() for name in _TEXTS}
     numbers = {name: part[name].number(most=_MOST_COST) for name in (*_PEAKS, *_COSTS)}
     hold_from = part["hold_from"].numbers(most=NEVER)
-    return Plan(**texts, **numbers, hold_from=hold_from, skeleton=_skeleton_from(part["skeleton"]))  # type: ignore[arg-type]
+    moves = tuple(_move_from(move) for move in part["moves"].items())
+    channels = tuple(_channel_from(channel) for channel in part["channels"].items())
+    bones = _skeleton_from(part["skeleton"])
+    return Plan(**texts, **numbers, hold_from=hold_from, skeleton=bones, moves=moves, channels=channels)  # type: ignore[arg-type]
+
+
+def _move_from(found: Field) -> Move:
+    part = found.members(("value", "land", "fetch", "tier"))
+    return Move(**{name: part[name].number() for name in ("value", "land", "fetch", "tier")})
+
+
+def _channel_from(found: Field) -> Channel:
+    part = found.members(("name", *_SPEEDS))
+    return Channel(name=part["name"].text(), **{name: part[name].number() for name in _SPEEDS})
 
 
 def _skeleton_from(found: Field) -> Skeleton:
-    part = found.members(("signature", "names", "has_grad_mode", "is_recorded", "holds", "peak_bytes", "backward"))
+    part = found.members(("signature", "names", "has_grad_mode", "is_recorded", "holds", "peak_bytes", "backward", "moves"))
     rows = {name: len(part[name].items()) for name in ("names", "has_grad_mode", "is_recorded", "holds", "peak_bytes")}
     if len({*rows.values()}) != 1:
         raise FieldError(f"skeleton's rows are not equally many: {', '.join(f'{name} {count}' for name, count in rows.items())}")
@@ -184,6 +242,7 @@ def _skeleton_from(found: Field) -> Skeleton:
         holds=tuple(tuple(_hold_from_row(hold) for hold in row.items()) for row in part["holds"].items()),
         peak_bytes=part["peak_bytes"].numbers(),
         backward=tuple(_backward_from_row(row) for row in part["backward"].items()),
+        moves=tuple(MoveRow(*(column.number() for column in row.columns(*MoveRow._fields))) for row in part["moves"].items()),
     )
 
 
@@ -209,6 +268,7 @@ def check(plan: Plan) -> None:
     if plan.time_ns < plan.plain_time_ns:
         raise FieldError(f"time_ns is {plan.time_ns}, less than the {plan.plain_time_ns} ns of plain_time_ns")
     _check_holds(plan)
+    _check_moves(plan)
 
 
 def _check_holds(plan: Plan) -> None:
@@ -230,10 +290,37 @@ def _check_holds(plan: Plan) -> None:
             raise FieldError(f"hold_from has {there[hold]} times {hold}, skeleton.holds {here[hold]} times: they are not of one plan")
 
 
-def make_plan(trace: Trace, hold_from: Sequence[int], *, solver: str, budget_bytes: int, bound_ns: int = 0) -> Plan:
+def _check_moves(plan: Plan) -> None:
+    """The skeleton repeats what ``moves`` says, and nothing that is dropped moves."""
+    if tuple((row.fetch, row.tier) for row in plan.skeleton.moves) != tuple((move.fetch, move.tier) for move in plan.moves):
+        raise FieldError("skeleton.moves and moves are not of one plan")
+    for place, (row, move) in enumerate(zip(plan.skeleton.moves, plan.moves, strict=True)):
+        if not row.maker < row.land < len(plan.skeleton.names):
+            raise FieldError(
+                f"skeleton.moves[{place}] lands before row {row.land} of {len(plan.skeleton.names)}, it is made by row {row.maker}"
+            )
+        if move.tier >= len(plan.channels):
+            raise FieldError(f"moves[{place}].tier is {move.tier}, there are {len(plan.channels)} channels")
+        if move.value >= len(plan.hold_from) or plan.hold_from[move.value]:
+            raise FieldError(f"moves[{place}] moves value {move.value}, which is not held in forward")
+    for channel in plan.channels:
+        if not channel.write_bytes_per_s or not channel.read_bytes_per_s:
+            raise FieldError(f"channel {channel.name!r} has no speed")
+
+
+def make_plan(
+    trace: Trace,
+    hold_from: Sequence[int],
+    *,
+    solver: str,
+    budget_bytes: int,
+    bound_ns: int = 0,
+    moves: Sequence[Move] = (),
+    channels: Sequence[Channel] = (),
+) -> Plan:
     """Closes ``hold_from`` over what replays need, has it judged, and writes it up as a plan."""
     closed = tuple(min(hold, NEVER) for hold in close(trace, hold_from))
-    judged = simulate(trace, closed, is_closed=True)
+    judged = simulate(trace, closed, is_closed=True, moves=moves, channels=channels)
     plain = simulate(trace, (0,) * len(trace.values))
     return Plan(
         fingerprint=trace.fingerprint,
@@ -251,7 +338,12 @@ def make_plan(trace: Trace, hold_from: Sequence[int], *, solver: str, budget_byt
         bound_ns=bound_ns,
         gap_ns=gap_ns_of(trace),
         hold_from=closed,
-        skeleton=_skeleton(trace, closed),
+        skeleton=_skeleton(trace, closed, moves),
+        moves=tuple(moves),
+        channels=tuple(channels) if moves else (),
+        moved_bytes=judged.moved_bytes,
+        copy_ns=judged.copy_ns,
+        stall_ns=judged.stall_ns,
     )
 
 
@@ -260,11 +352,13 @@ def gap_ns_of(trace: Trace) -> int:
     return int(trace.meta.get("gap_ns", _WATCH_NS * len(trace.ops)))
 
 
-def _skeleton(trace: Trace, hold_from: tuple[int, ...]) -> Skeleton:
+def _skeleton(trace: Trace, hold_from: tuple[int, ...], moves: Sequence[Move]) -> Skeleton:
     recorded = recorded_ops(trace, hold_from)
     rank = trace.demand_rank
     ops = trace.forward_ops
     sizes = [trace.storages[value.storage].bytes for value in trace.values]
+    row_of = {op.id: row for row, op in enumerate(ops)} if moves else {}
+    makers = [trace.ops[trace.values[move.value].producer] for move in moves]
     return Skeleton(
         signature=next((op.signature for op in ops if op.has_grad_mode), ""),
         names=tuple(op.name for op in ops),
@@ -273,4 +367,16 @@ def _skeleton(trace: Trace, hold_from: tuple[int, ...]) -> Skeleton:
         holds=tuple(tuple((hold_from[v], rank[v], sizes[v]) for v in op.outputs) if recorded[op.id] else () for op in ops),
         peak_bytes=tuple(op.peak_bytes for op in ops),
         backward=tuple((op.name, op.peak_bytes) for op in trace.ops if op.is_backward),
+        moves=tuple(
+            MoveRow(
+                maker=row_of[maker.id],
+                place=maker.outputs.index(move.value),
+                land=row_of[move.land],
+                fetch=move.fetch,
+                rank=rank[move.value],
+                bytes=sizes[move.value],
+                tier=move.tier,
+            )
+            for move, maker in zip(moves, makers, strict=True)
+        ),
     )

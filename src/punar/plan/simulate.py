@@ -11,6 +11,7 @@ NOTE. The rules of the tape that both the simulator and the runtime follow.
 5. A held value is freed when no unreleased save and no lineage of a value that is not held refers to it.
 6. An operator that writes in place is replayed on a private copy: what it overwrites is taken over where this was its last use, else cloned. In
    forward, a held value that is about to be overwritten is cloned first.
+7. Moved values go by the rules of ``moves.py``; a replay finds them at hand wherever they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from punar.ir.lineage import Lineage, close, lineage_of, recorded_ops
 from punar.ir.trace import Trace
+from punar.plan.moves import Channel, Copies, Move, times_before
 from punar.plan.stretches import score_of
 
 
@@ -28,7 +30,8 @@ class Simulation:
     """What a plan costs. Bytes are of the whole step, resident ones included; times are of the whole step.
 
     ``kept_bytes``: storages that only saves or holds keep alive when backward begins. ``recomputed_bytes``: allocated by replays.
-    ``peak_event``: the place in ``trace.events`` at which the peak stands.
+    ``peak_event``: the place in ``trace.events`` at which the peak stands. ``moved_bytes``: copied off the device and back, each way counted;
+    ``copy_ns``: what that takes; ``stall_ns``: how long the computation waits for it; ``busy_ns``: what it loses to it besides.
     """
 
     peak_bytes: int
@@ -37,6 +40,10 @@ class Simulation:
     recomputed_bytes: int
     replayed_ops: int
     peak_event: int
+    moved_bytes: int = 0
+    copy_ns: int = 0
+    stall_ns: int = 0
+    busy_ns: int = 0
 
 
 class TooManyReplays(Exception):
@@ -50,6 +57,8 @@ def simulate(
     is_closed: bool = False,
     on_run: Callable[[int, int, bool], None] | None = None,
     most_replays: int = 1 << 62,
+    moves: Sequence[Move] = (),
+    channels: Sequence[Channel] = (),
 ) -> Simulation:
     """Runs a plan through a trace.
 
@@ -59,6 +68,7 @@ def simulate(
         is_closed: ``hold_from`` has been through ``close`` already.
         on_run: called as ``on_run(event place, bytes at the operator's peak, whether it is a replay)`` for every operator.
         most_replays: how many replayed operators are followed.
+        moves: values that leave the device meanwhile; ``hold_from`` holds them. channels: where to.
 
     Raises:
         TooManyReplays: there are more of them.
@@ -67,6 +77,7 @@ def simulate(
     """
     judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from), on_run)
     judge.left = most_replays
+    judge.move(moves, channels)
     judge.run(judge.line.all_steps if on_run else score_of(trace).steps)
     return judge.result()
 
@@ -99,7 +110,7 @@ class _Judge:
         self.rank = trace.demand_rank
         values, ops = len(trace.values), len(trace.ops)
         self.need = [0] * values
-        self.held = bytearray(values)  # 0: not held, 1: by the original storage, 2: by a private one
+        self.held = bytearray(values)  # 0: not held, 1: by the original storage, 2: by a private one, AWAY
         self.is_known = bytearray(values)
         self.op_refs = [0] * ops
         self.original_refs = [0] * len(trace.storages)
@@ -113,6 +124,20 @@ class _Judge:
         self.left = 1 << 62
         self.cell: Sequence[int] = ()
         self.high: list[int] = []
+        self.moves: dict[int, Move] = {}
+        self.copies = Copies(())
+        self.leaving: dict[int, list[Move]] = {}
+        self.landing: dict[int, list[Move]] = {}
+        self.coming: list[Move] = []
+
+    def move(self, moves: Sequence[Move], channels: Sequence[Channel]) -> None:
+        """Values are to be moved."""
+        self.copies = Copies(channels)
+        for move in moves:
+            self.moves[move.value] = move
+            self.leaving.setdefault(self.line.producer[move.value], []).append(move)
+            self.landing.setdefault(move.land, []).append(move)
+        self.coming = sorted(moves, key=lambda move: (move.fetch, self.rank[move.value]), reverse=True)
 
     def run(self, steps: Sequence[tuple[int, int, int]]) -> None:
         handlers = (self.on_op, self.on_save, self.on_demand, self.on_release, self.on_free, self.on_return, self.on_stretch)
@@ -122,11 +147,15 @@ class _Judge:
     def result(self) -> Simulation:
         return Simulation(
             peak_bytes=self.trace.resident_bytes + self.peak,
-            time_ns=self.trace.plain_time_ns + self.replay_time,
+            time_ns=self.trace.plain_time_ns + self.replay_time + self.copies.lost_ns,
             kept_bytes=max(self.kept, 0),
             recomputed_bytes=self.recomputed,
             replayed_ops=self.replayed,
             peak_event=self.peak_place,
+            moved_bytes=self.copies.moved_bytes,
+            copy_ns=self.copies.copy_ns,
+            stall_ns=self.copies.stall_ns,
+            busy_ns=self.copies.busy_ns,
         )
 
     def alive(self) -> list[tuple[int, int]]:
@@ -155,6 +184,8 @@ class _Judge:
 
     def on_op(self, id: int) -> None:
         line = self.line
+        if id in self.landing:
+            self.land(self.landing[id])
         if self.kept < 0 and self.recorded[id]:
             self.record(id)
         for old in line.overwrites[id]:
@@ -164,10 +195,12 @@ class _Judge:
         for storage, size in line.makes[id]:
             self.is_user_alive[storage] = 1
             self.live += size
+        if id in self.leaving:
+            self.leave(self.leaving[id])
 
     def on_save(self, id: int) -> None:
         value = self.line.saved[id]
-        if self.is_known[value] and self.is_dropped(value) and (self.kept < 0 or self.held[value] == 2):
+        if self.is_known[value] and (value in self.moves or self.is_dropped(value)) and (self.kept < 0 or self.held[value] == 2):
             self.is_save_dropped[id] = 1
             self.need[value] += 1
         elif not self.save_again(value, id):
@@ -187,10 +220,14 @@ class _Judge:
     def on_demand(self, id: int) -> None:
         if self.kept < 0:
             self.seal()
+            self.fetch_due()
         if not self.is_save_dropped[id]:
             return
         value = self.line.saved[id]
         self.clock = max(self.clock, self.rank[value])
+        self.fetch_due()
+        if value in self.moves:
+            self.arrive(value)
         if not self.held[value]:
             self.replay(value, id)
 
@@ -259,6 +296,46 @@ class _Judge:
             if refs and not alive and not storage.is_source
         )
 
+    # -- moved values ------------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        """When the event at hand begins, less what was lost to copies."""
+        return times_before(self.trace)[self.place] + self.replay_time
+
+    def leave(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if not self.is_known[move.value]:
+                self.know(move.value)
+            self.copies.begin(
+                move, self.line.bytes[move.value], self.now_ns() + self.line.times[self.line.producer[move.value]], is_out=True
+            )
+
+    def land(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if self.held[move.value] == 1:
+                self.copies.wait(move.value, self.now_ns())
+                self.held[move.value] = AWAY
+                self.drop_original(self.line.storage[move.value])
+
+    def fetch_due(self) -> None:
+        while self.coming and self.coming[-1].fetch <= self.clock:
+            move = self.coming.pop()
+            if self.held[move.value] == AWAY:
+                self.fetch(move)
+
+    def fetch(self, move: Move) -> None:
+        self.held[move.value] = 2
+        self.live += self.line.bytes[move.value]
+        self.charge(0, is_replay=True)
+        self.copies.begin(move, self.line.bytes[move.value], self.now_ns(), is_out=False)
+
+    def arrive(self, value: int) -> None:
+        """A moved value is needed now."""
+        if self.held[value] == AWAY:
+            self.fetch(self.moves[value])
+        if self.held[value] == 2:
+            self.copies.wait(value, self.now_ns())
+
     # -- references --------------------------------------------------------------------------------------------------
 
     def drop_original(self, storage: int) -> None:
@@ -287,7 +364,7 @@ class _Judge:
     def let_go(self, value: int) -> None:
         if self.held[value] == 2:
             self.live -= self.line.bytes[value]
-        elif not self.line.is_source[value]:
+        elif self.held[value] == 1 and not self.line.is_source[value]:
             self.drop_original(self.line.storage[value])
         self.held[value] = 0
 
@@ -330,6 +407,10 @@ class _Judge:
 
     def replay_op(self, id: int, uses: dict[int, int]) -> None:
         line = self.line
+        if self.moves:
+            for value in line.reads[id]:
+                if value in self.moves:
+                    self.arrive(value)
         creates = line.creates[id]
         taken = self.copy_overwritten(id, uses) if line.writes[id] else {}
         self.charge(line.adds[id], is_replay=True)
@@ -380,3 +461,5 @@ class _Judge:
 
 
 NOTHING_LEFT = -1
+
+AWAY = 3

@@ -20,6 +20,7 @@ class Row:
         kept_bytes: what is held for backward when forward ends, measured in the last step.
         recomputed_bytes, replayed_operators: what backward computed again, measured in the last step.
         loss: of the last step.
+        moved_bytes: copied off the device and back in the last step, each way counted.
         identical: whether every loss, and weights, buffers, optimizer and random state at the end, are the plain run's bit for bit.
     """
 
@@ -33,6 +34,7 @@ class Row:
     replayed_operators: int
     loss: float
     identical: bool
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,11 @@ class Comparison:
         """Whether every run ended with the plain run's weights."""
         return all(row.identical for row in self.rows)
 
+    @property
+    def has_moves(self) -> bool:
+        """Whether something was moved off the device in any run."""
+        return any(row.moved_bytes for row in self.rows)
+
     def over_budget(self) -> tuple[Row, ...]:
         """The rows whose measured peak is above their budget."""
         return tuple(row for row in self.rows if row.measured_peak_bytes > row.budget_bytes)
@@ -60,8 +67,13 @@ HEADER = ("budget", "in bytes", "peak, predicted", "peak, measured", "time", "ke
 
 
 def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The cells of the table, under ``HEADER``. Sizes are of the whole step, times relative to the plain run."""
-    return [_cells(row) for row in comparison.rows]
+    """The cells of the table, under ``header``. Sizes are of the whole step, times relative to the plain run."""
+    return [(*_cells(row), *([format_bytes(row.moved_bytes)] if comparison.has_moves else [])) for row in comparison.rows]
+
+
+def header(comparison: Comparison) -> tuple[str, ...]:
+    """The columns' names."""
+    return (*HEADER, "moved") if comparison.has_moves else HEADER
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -23,9 +23,11 @@ from punar.ir import Trace
 from punar.ir.blocks import cuts_of
 from punar.plan import Plan, make_plan
 from punar.plan.bound import bound
+from punar.plan.moves import Channel
 from punar.plan.simulate import simulate
 from punar.solvers.base import infeasible
 from punar.solvers.greedy import drop_order, dropping, ladder
+from punar.solvers.offload import points_with_moves
 from punar.solvers.revolve import revolved
 from punar.solvers.search import Point, Search, undominated
 from punar.solvers.segments import grouped
@@ -49,8 +51,8 @@ class Auto:
     name: ClassVar[str] = "auto"
     source: ClassVar[str] = "this project; see docs/planning.md"
 
-    def solve(self, trace: Trace, budget_bytes: int) -> Plan:
-        return frontier_of(trace).at(budget_bytes)
+    def solve(self, trace: Trace, budget_bytes: int, channels: tuple[Channel, ...] = ()) -> Plan:
+        return frontier_of(trace, channels).at(budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,15 @@ class Frontier:
 
     trace: Trace
     points: tuple[Point, ...]
+    channels: tuple[Channel, ...] = ()
 
     def sensible(self) -> Frontier:
         """Only the plans of about one extra forward pass at most, and none at the low end that pays, or may pay, much time for little memory."""
         trace = self.trace
         forward = sum(op.time_ns + trace.overhead_ns for op in trace.forward_ops)
         points = [point for point in self.points if point.time_ns <= trace.plain_time_ns + PASSES * forward]
+        if self.channels:
+            return replace(self, points=tuple(points))
         full = simulate(trace, grouped(trace, 1)).peak_bytes
         highest = min(points[0].peak_bytes + NEAR * (points[0].peak_bytes - trace.resident_bytes), full - 1)
         first = _first_worthwhile(points, trace.resident_bytes, highest)
@@ -84,13 +89,17 @@ class Frontier:
         return tuple(self.plan(point, point.peak_bytes) for point in self.points)
 
     def plan(self, point: Point, budget_bytes: int) -> Plan:
-        plan = make_plan(self.trace, point.hold_from, solver="auto", budget_bytes=budget_bytes)
-        return replace(plan, bound_ns=min(bound(self.trace, budget_bytes), plan.time_ns))
+        plan = make_plan(self.trace, point.hold_from, solver="auto", budget_bytes=budget_bytes, moves=point.moves, channels=self.channels)
+        least_ns = self.trace.plain_time_ns if self.channels else bound(self.trace, budget_bytes)
+        return replace(plan, bound_ns=min(least_ns, plan.time_ns))
 
 
 @lru_cache(maxsize=8)
-def frontier_of(trace: Trace) -> Frontier:
-    """Searches the whole frontier of a trace; computed once a trace."""
+def frontier_of(trace: Trace, channels: tuple[Channel, ...] = ()) -> Frontier:
+    """Searches the whole frontier of a trace, with values moved to ``channels`` where there are some; computed once a trace."""
+    if channels:
+        found = [*frontier_of(trace).points, *points_with_moves(trace, channels)]
+        return Frontier(trace, undominated(found), channels)
     search = Search(trace)
     for hold in others(trace, is_long=search.is_long):
         search.judge(hold)

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from punar.errors import UsageError
 from punar.ir import Trace
 from punar.plan import Plan, lower_bound
-from punar.solvers.auto import frontier_of
+from punar.plan.moves import Channel
+from punar.solvers.auto import Auto, frontier_of
 from punar.solvers.registry import find
 from punar.solvers.search import Point
 
 
-def solve(trace: Trace, budget_bytes: int, solver: str = "auto") -> Plan:
+def solve(trace: Trace, budget_bytes: int, solver: str = "auto", channels: tuple[Channel, ...] = ()) -> Plan:
     """Finds a plan for a traced step whose predicted peak, of the whole step, is at most ``budget_bytes``.
+
+    ``channels``: where values may be moved meanwhile; ``auto`` alone makes use of them.
 
     Raises:
         InfeasibleBudget: the solver knows no plan that fits; the error says which budget would do.
         UnknownSolver: there is no such solver.
+        UsageError: another solver than ``auto`` was given channels.
     """
-    return find(solver).solve(trace, budget_bytes)
+    found = find(solver)
+    if not channels:
+        return found.solve(trace, budget_bytes)
+    if not isinstance(found, Auto):
+        raise UsageError(f"asked solver {solver!r} to offload; it plans recomputation alone: ask 'auto', or leave `offload` out")
+    return found.solve(trace, budget_bytes, channels)
 
 
-def least(trace: Trace) -> Plan:
+def least(trace: Trace, channels: tuple[Channel, ...] = ()) -> Plan:
     """The plan of least predicted peak that ``auto`` finds worth its time: of about one extra forward pass at most.
 
     A lower budget may still be met when it is asked for, by plans that make values again more often.
     """
-    return frontier_of(trace).sensible().least()
+    return frontier_of(trace, channels).sensible().least()
 
 
 def frontier(trace: Trace) -> tuple[Plan, ...]:
@@ -32,7 +42,9 @@ def frontier(trace: Trace) -> tuple[Plan, ...]:
     return frontier_of(trace).sensible().plans()
 
 
-def frontier_points(trace: Trace) -> tuple[tuple[Point, int], ...]:
+def frontier_points(trace: Trace, channels: tuple[Channel, ...] = ()) -> tuple[tuple[Point, int], ...]:
     """The same curve without its plans written up: each judged point, with the lower bound in ns at its peak."""
-    points = frontier_of(trace).sensible().points
+    points = frontier_of(trace, channels).sensible().points
+    if channels:
+        return tuple((point, trace.plain_time_ns) for point in points)
     return tuple((point, min(lower_bound(trace, point.peak_bytes), point.time_ns)) for point in points)

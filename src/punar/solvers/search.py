@@ -12,6 +12,7 @@ from operator import sub
 from punar.ir import Trace
 from punar.ir.lineage import close, lineage_of
 from punar.plan.bound import bound
+from punar.plan.moves import Move
 from punar.plan.pressure import pressure_of
 from punar.plan.simulate import Simulation
 from punar.solvers.cover import Cover
@@ -50,6 +51,7 @@ class Point:
     peak_bytes: int
     time_ns: int
     hold_from: tuple[int, ...]
+    moves: tuple[Move, ...] = ()
 
 
 def undominated(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -9,13 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from punar.plan.plan import MoveRow
 from punar.torch.attributes import note_unpacked
 from punar.torch.meter import Meter, StorageRecord
+from punar.torch.offload import Coming, Offload, bring, land
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, outputs_in
 from punar.torch.random_state import RandomState, generator_of
 from punar.torch.records import Episode, RecordedOp, TensorRef, Value, alias, checksum, overlaps, version_counter
 from punar.torch.replay import ReplayCount, clone_storage, modified, replay, take_slots
 from punar.torch.script import END, Row, Script
+
+Made = tuple[int, Tensor, StorageRecord]
+"""What an operator made: its place among the outputs, negative for what is overwritten; a tensor on it; its storage's record."""
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -80,9 +85,11 @@ class DroppedHandle:
         if self.counter._version != self.version:
             raise modified(self.counter, self.version)
         episode.clock = max(episode.clock, value.rank)
+        if episode.coming is not None:
+            episode.coming.fetch_due(episode.clock)
         base = value.base if self.overwritten is None else self.overwritten
         if base is None:
-            base = replay(value, episode.clock, self.follower.meter, self.follower.count)
+            base = self.follower.made_again(value)
         tensor = self.ref.view(base)
         if self.attributes is not None:
             tensor.__dict__.update(self.attributes)
@@ -96,13 +103,17 @@ class Follower:
     Where the pass leaves its script for one of the ``others``, which begin alike, it goes on along that one.
     """
 
-    def __init__(self, episode: Episode, script: Script, meter: Meter, count: ReplayCount, others: list[Script]) -> None:
+    def __init__(
+        self, episode: Episode, script: Script, meter: Meter, count: ReplayCount, others: list[Script], offload: Offload | None
+    ) -> None:
         self.script = self.begun = script
         self.others = others
         self.rows = script.rows
         self.meter = meter
         self.count = count
         self.episode = episode
+        self.offload = offload
+        self.away: dict[int, weakref.ref[Value]] = {}
         self.cursor = self.backward_cursor = 0
         self.backward_rows = script.backward_rows
         self.is_timed, self.may_rest = script.is_timed, script.may_rest
@@ -125,6 +136,7 @@ class Follower:
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_backward = _graph_task() != -1
+        cursor, mismatches = self.cursor, self.mismatches
         if is_backward:
             row = self.backward_row(func)
         else:
@@ -133,14 +145,26 @@ class Follower:
                 self.cursor += 1
             else:
                 row = self.resync(func)
-        if row.is_simple:
+        try:
+            if not row.is_simple:
+                return self.run_row(row, func, args, kwargs, is_backward=is_backward)
             out = row.timed(self.meter.now_ns, func, args, kwargs) if self.is_timed else func(*args, **kwargs)
-            if row.makes:
-                self.meter.count(out, row.peak_bytes)
-            return out
+        except BaseException:
+            self.cursor, self.mismatches = cursor, mismatches  # it may be caught, and the step go on: what failed is no part of it
+            raise
+        if row.makes:
+            self.meter.count(out, row.peak_bytes)
+        return out
+
+    def run_row(self, row: Row, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_backward: bool) -> Any:
+        """Runs an operator of which more is to be known than what it makes."""
         info = row.info or operator_info(func)
+        for number in row.lands:
+            self.land(number)
         if row.is_recorded and not self.episode.is_sealed:
             return self.record(row, info, args, kwargs)
+        if row.moves and not self.episode.is_sealed:
+            return self.move(row, info, args, kwargs)
         if info.can_write and overwrite(info, info.written(args, kwargs), self.meter) and is_backward:
             self.is_overwriting = True
         run = (lambda *a, **k: row.timed(self.meter.now_ns, func, a, k)) if self.is_timed else func
@@ -184,6 +208,7 @@ class Follower:
         self.rows, self.backward_rows = script.rows, script.backward_rows
         self.cursor += 1
         self.is_timed = self.may_rest = False
+        self.away = {}
         return True
 
     def record(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -200,25 +225,33 @@ class Follower:
         op.values = tuple({ref.value: None for ref in op.reads})
         written = info.written(args, kwargs) if info.writes else []
         op.overwrites = self.overwritten_values(written)
+        out = self.run(row, info, args, kwargs)
+        self.remember(op, row, self.made(written, outputs_in(out) if info.makes else []))
+        return out
+
+    def run(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator whose values are looked at afterwards."""
         overwrite(info, info.written(args, kwargs), self.meter)
         self.meter.charge(row.peak_bytes)
-        out = row.timed(self.meter.now_ns, info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
-        self.remember(op, row, written, outputs_in(out) if info.makes else [])
-        return out
+        return row.timed(self.meter.now_ns, info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
 
     def overwritten_values(self, written: list[Tensor]) -> list[Value]:
         return list(dict.fromkeys(self.read(tensor).value for tensor in written))
 
-    def remember(self, op: RecordedOp, row: Row, written: list[Tensor], outputs: list[Tensor]) -> None:
-        """Makes the values of a recorded operator: first those it allocated, then those it overwrote."""
+    def made(self, written: list[Tensor], outputs: list[Tensor]) -> list[Made]:
+        """What an operator made: first what it allocated, then what it overwrote."""
         fresh = [(place, tensor, self.meter.record_created(tensor)) for place, tensor in enumerate(outputs)]
-        made: list[tuple[int, Tensor, StorageRecord]] = [(p, t, r) for p, t, r in fresh if r is not None]
+        made: list[Made] = [(p, t, r) for p, t, r in fresh if r is not None]
         seen: set[StorageRecord] = set()
         for tensor in written:
             record = self.meter.record_of(tensor)
             if record is not None and record not in seen:
                 made.append((-1 - len(seen), tensor, record))
                 seen.add(record)
+        return made
+
+    def remember(self, op: RecordedOp, row: Row, made: list[Made]) -> None:
+        """Makes the values of a recorded operator."""
         is_matched = len(made) == len(row.holds)
         for index, (place, tensor, record) in enumerate(made):
             hold_from, rank, nbytes = row.holds[index] if is_matched else (0, 0, 0)
@@ -232,6 +265,49 @@ class Follower:
                 value.checksum = checksum(tensor) if row.info is not None and row.info.is_factory else None
             record.state = weakref.ref(value)
             self.episode.values.append(value)
+            for number, move in row.moves:
+                if move.place == index and is_matched:
+                    self.send(value, number, move)
+
+    def move(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of which nothing is recorded but that some of its values are moved."""
+        written = info.written(args, kwargs) if info.writes else []
+        out = self.run(row, info, args, kwargs)
+        made = self.made(written, outputs_in(out) if info.makes else [])
+        for number, move in row.moves:
+            if move.place >= len(made) or made[move.place][2].nbytes != move.bytes:
+                self.resized += 1
+                continue
+            place, tensor, record = made[move.place]
+            value = Value(op=None, writes=record.writes, rank=move.rank, nbytes=record.nbytes)
+            value.hold(alias(tensor), is_just_written=place < 0)
+            record.state = weakref.ref(value)
+            self.episode.values.append(value)
+            self.send(value, number, move)
+        return out
+
+    def send(self, value: Value, number: int, move: MoveRow) -> None:
+        """A value begins to leave the device, where there is somewhere to go."""
+        if self.offload is None or value.base is None:
+            return
+        value.copy = self.offload.tiers[move.tier].send(value.base, self.offload.count)
+        if value.copy is not None:
+            self.away[number] = weakref.ref(value)
+            self.episode.coming = self.episode.coming or Coming(self.meter)
+            self.episode.coming.add(value, move.fetch)
+
+    def land(self, number: int) -> None:
+        """The copy of a moved value must be done now."""
+        reference = self.away.pop(number, None)
+        value = reference() if reference is not None else None
+        if value is not None and not self.episode.is_sealed:
+            land(value)
+
+    def made_again(self, value: Value) -> Tensor:
+        """A tensor on the storage of a value that is not at hand."""
+        if value.copy is not None:
+            return bring(value, value.copy, self.meter)
+        return replay(value, self.episode.clock, self.meter, self.count)
 
     def read(self, tensor: Tensor) -> TensorRef:
         """What an operator reads: the value last made on this storage, or a source that is held from now on."""
@@ -252,7 +328,7 @@ class Follower:
         value = None if self.episode.is_sealed or self.script.is_plain else _saved(tensor)
         if value is not None:
             hold_if_changed(value, tensor)
-        if value is None or value.op is None:
+        if value is None or (value.op is None and value.copy is None):
             return Handle(tensor, self.episode)
         handle = DroppedHandle(tensor, value, self)
         record = self.meter.record_of(tensor)
@@ -307,6 +383,8 @@ def keep_overwritten(record: StorageRecord, written: Tensor) -> None:
 def protect(record: StorageRecord, meter: Meter, *, is_refill: bool) -> None:
     """Copies what a lineage still reads on a storage that is about to be overwritten; where its contents were freed, gives it up."""
     value = record.state() if record.state is not None else None
+    if value is not None and value.base is not None:
+        value.copy = None  # it was still leaving: what arrives is of no use
     if value is not None and value.base is not None and value.writes == record.writes and is_refill:
         value.base = None
     elif value is not None and value.base is not None and value.writes == record.writes and value.base._version in value.versions:

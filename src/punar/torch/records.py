@@ -4,7 +4,8 @@ NOTE. Who refers to whom; everything is freed by reference counts.
 
 1. A storage's record refers to its latest ``Value`` weakly.
 2. The ``Episode`` refers to the values made in it until backward begins; afterwards only handles and lineages do.
-3. A value is either held (``base`` is a detached alias of its storage) or refers to the recorded operator that makes it again.
+3. A value is either held (``base`` is a detached alias of its storage), or refers to the recorded operator that makes it again, or has a
+   copy off the device.
 4. A recorded operator refers to the values it reads strongly, to those it makes weakly.
 5. Autograd refers to the handles.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from torch import Tensor
 from punar.errors import UsageError
 from punar.torch.operators import PLAIN_TYPES
 from punar.torch.random_state import RandomState
+
+if TYPE_CHECKING:
+    from punar.torch.offload import Coming, Copy
 
 _disabled = torch._C._DisableTorchDispatch
 
@@ -38,12 +42,14 @@ class Value:
     """One version of a storage's contents (see the NOTE). ``hold_from``, ``rank``: as in the plan.
 
     ``checksum``: of what a factory filled it with, since a kernel that dispatches nothing may write there before anything reads it.
+    ``copy``: of a value that is moved off the device, until it is back; where ``base`` is None there is nothing else of it.
     """
 
-    __slots__ = ("__weakref__", "base", "checksum", "hold_from", "nbytes", "op", "rank", "versions", "writes")
+    __slots__ = ("__weakref__", "base", "checksum", "copy", "hold_from", "nbytes", "op", "rank", "versions", "writes")
 
     def __init__(self, *, op: RecordedOp | None, writes: int, hold_from: int = 0, rank: int = 0, nbytes: int = 0) -> None:
         self.base: Tensor | None = None
+        self.copy: Copy | None = None
         self.versions: tuple[int, ...] = ()
         self.checksum: int | None = None
         self.op = op
@@ -146,9 +152,10 @@ class Episode:
     """One forward pass with its backward: counts the handles that autograd holds, and the demands that it makes.
 
     It is over when autograd has saved something (``saves``) and let go of all of it (no ``handles``).
+    ``coming``: the values that are off the device, where there are some.
     """
 
-    __slots__ = ("clock", "handles", "has_begun_backward", "is_sealed", "owner", "saves", "values")
+    __slots__ = ("clock", "coming", "handles", "has_begun_backward", "is_sealed", "owner", "saves", "values")
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
@@ -156,6 +163,7 @@ class Episode:
         self.handles = 0
         self.saves = 0
         self.clock = 0
+        self.coming: Coming | None = None
         self.is_sealed = self.has_begun_backward = False
 
     def begin_backward(self) -> None:
@@ -171,6 +179,8 @@ class Episode:
             )
         self.has_begun_backward = True
         self.seal()
+        if self.coming is not None:
+            self.coming.fetch_due(0)
 
     def seal(self) -> None:
         """The forward pass is over: from here on values live by handles and lineages alone."""

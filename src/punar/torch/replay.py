@@ -15,6 +15,7 @@ from torch import Tensor
 
 from punar.errors import ReplayError, SavedTensorModified
 from punar.torch.meter import Meter
+from punar.torch.offload import bring
 from punar.torch.operators import outputs_in
 from punar.torch.records import RecordedOp, Slot, Value
 
@@ -84,7 +85,7 @@ def _closure(target: Value) -> list[RecordedOp]:
             )
         if op.number not in found:
             found[op.number] = op
-            stack.extend(value for value in op.values if value.base is None)
+            stack.extend(value for value in op.values if value.base is None and value.copy is None)
     return [found[number] for number in sorted(found)]
 
 
@@ -122,7 +123,10 @@ def _bases(op: RecordedOp, uses: dict[Value, int], made: dict[Value, Tensor], me
     """A tensor on the storage of each value that is read; private ones where the operator writes."""
     bases: dict[Value, Tensor] = {}
     for value in op.values:
-        bases[value] = made[value] if value.base is None else _held_base(value, value.base)
+        if value.base is not None:
+            bases[value] = _held_base(value, value.base)
+        else:
+            bases[value] = made[value] if value.copy is None else bring(value, value.copy, meter)
     for value in op.overwrites:
         if value.base is not None or uses[value] > 1:
             bases[value] = clone_storage(bases[value])

@@ -12,7 +12,8 @@ import torch
 
 from punar.costs import Ledger
 from punar.ir import Op, Trace
-from punar.plan import Plan, simulate
+from punar.plan import Plan
+from punar.plan.plan import MoveRow
 from punar.torch.operators import operator_info
 
 _TIMED_FIRST = 3
@@ -32,9 +33,14 @@ _FEWEST_REPLAYED = 10
 
 
 class Row:
-    """One operator of the script. ``holds``: for each value it makes (hold_from, rank, bytes). ``is_simple``: it is only run and metered."""
+    """One operator of the script. ``holds``: for each value it makes (hold_from, rank, bytes). ``is_simple``: it is only run and metered.
 
-    __slots__ = ("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "makes", "name", "peak_bytes", "time_ns")
+    ``moves``: with their numbers, of values it makes; ``lands``: numbers of those whose copies must be done before it runs.
+    """
+
+    __slots__ = (
+        *("func", "has_grad_mode", "holds", "info", "is_recorded", "is_simple", "lands", "makes", "moves", "name", "peak_bytes", "time_ns"),
+    )
 
     def __init__(self, name: str, has_grad_mode: bool, is_recorded: bool, holds: tuple[tuple[int, int, int], ...], peak_bytes: int) -> None:
         self.name = name
@@ -45,6 +51,8 @@ class Row:
         self.is_recorded = is_recorded
         self.is_simple = not is_recorded and self.info is not None and not self.info.can_write
         self.holds = holds
+        self.moves: list[tuple[int, MoveRow]] = []
+        self.lands: list[int] = []
         self.peak_bytes = peak_bytes
         self.time_ns = -1
 
@@ -104,7 +112,12 @@ class Script:
         self.rows = [Row(*row) for row in zip(*columns, strict=True)]
         self.rows.append(END)
         self.backward_rows = [Row(name, True, False, (), peak_bytes) for name, peak_bytes in bones.backward]
-        self.is_plain = not any(bones.is_recorded)
+        for number, move in enumerate(bones.moves):
+            maker, land = self.rows[move.maker], self.rows[move.land]
+            maker.moves.append((number, move))
+            land.lands.append(number)
+            maker.is_simple = land.is_simple = False
+        self.is_plain = plan.drops_nothing
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,12 +175,13 @@ class Script:
         trace = replace(self.trace, ops=(self.own_times or ledger).timed(self.trace).ops, overhead_ns=0)
         passes_ns = self.timed_ns if len(self.rests_ns) < _SETTLED else self.rests_ns
         # Also what estimates leave out that are medians: times have a long tail.
-        gap_ns = max(0, int(median(passes_ns)) - trace.plain_time_ns)
+        seen = self.plan.judged(trace)
+        gap_ns = max(0, int(median(passes_ns)) - trace.plain_time_ns - seen.busy_ns)
         trace = replace(trace, meta={**trace.meta, "gap_ns": str(gap_ns)})
-        seen = simulate(trace, self.plan.hold_from, is_closed=True)
         if seen.replayed_ops < _FEWEST_REPLAYED:
             return replace(trace, overhead_ns=self.trace.overhead_ns)
-        overhead_ns = (int(median(self.replays_ns)) - (seen.time_ns - trace.plain_time_ns)) // seen.replayed_ops
+        kernels_ns = seen.time_ns - seen.stall_ns - seen.busy_ns - trace.plain_time_ns
+        overhead_ns = (int(median(self.replays_ns)) - kernels_ns) // seen.replayed_ops
         return replace(trace, overhead_ns=max(0, overhead_ns))
 
     def times(self) -> list[tuple[Op, int]]:

@@ -35,6 +35,7 @@ from punar.torch.engine import announced, aside, is_innermost, runs_python
 from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
+from punar.torch.offload import MoveCount, Offload
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
@@ -73,7 +74,8 @@ class StepStats:
     ``measured_peak_bytes``: None where the block or its backward pass ran unwatched, on a device that keeps no statistics.
     ``predicted_peak_bytes``: the highest of the plans obeyed in the block, None where there was none. ``kept_bytes``: held for backward by
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
-    ``is_traced``: the block, or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
+    ``moved_bytes``: copied off the device and back, each way counted; ``stall_ns``: time waited for it; ``unmoved_values``: that were to be moved
+    and could not. ``is_traced``: the block, or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
     """
 
     measured_peak_bytes: int | None
@@ -84,6 +86,9 @@ class StepStats:
     replayed_operators: int
     is_traced: bool
     plan: Plan | None
+    moved_bytes: int = 0
+    stall_ns: int = 0
+    unmoved_values: int = 0
 
 
 class Waiting:
@@ -144,6 +149,7 @@ class Session(TorchDispatchMode):
         self.meter: Meter = Meter()
         self.device = torch.device("cpu")
         self.count = ReplayCount()
+        self.offload: Offload | None = None
         self.cache, self.ledger = CostCache({}), Ledger()
         self.calm, self.is_watched = Calm(), True
         self.phase: Waiting | Tracer | Follower | None = None
@@ -205,6 +211,8 @@ class Session(TorchDispatchMode):
         self.complete()
         attributes.install()
         self.count = ReplayCount()
+        if self.offload is not None:
+            self.offload.count = MoveCount()
         self.is_traced = self.has_rested = self.is_plan_followed = self.is_passage = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.obeyed, self.left, self.followed = [], None, None
@@ -213,7 +221,7 @@ class Session(TorchDispatchMode):
         self.is_watched = not self.calm.is_calm
         self.phase = Waiting(self) if self.is_watched else None
         self.started_ns = self.episode_started_ns = time.perf_counter_ns()
-        self.episode_replay_ns = 0
+        self.episode_replay_ns = self.episode_stall_ns = 0
         with ExitStack() as stack:
             if self.is_watched:
                 stack.enter_context(hooks(self.pack, unpack))
@@ -249,6 +257,7 @@ class Session(TorchDispatchMode):
         if not self.is_watched:
             return self.unwatched_stats(time_ns)
         plan = self.obeyed[-1] if self.obeyed else None
+        moved = self.moved
         measured_peak_bytes = self.measured_peak()
         is_plain = False
         if measured_peak_bytes is not None and not (is_failed or self.is_traced):
@@ -264,6 +273,9 @@ class Session(TorchDispatchMode):
             replayed_operators=self.count.operators,
             is_traced=self.is_traced,
             plan=plan,
+            moved_bytes=moved.nbytes,
+            stall_ns=moved.stall_ns,
+            unmoved_values=moved.kept,
         )
 
     def measured_peak(self) -> int | None:
@@ -290,7 +302,7 @@ class Session(TorchDispatchMode):
 
     def is_plain(self, measured_peak_bytes: int) -> bool:
         """Whether plans with a budget were obeyed in the block that held everything, and the budget was kept."""
-        budgeted = all(plan.solver != "none" and not any(plan.skeleton.is_recorded) for plan in self.obeyed)
+        budgeted = all(plan.solver != "none" and plan.drops_nothing for plan in self.obeyed)
         least_bytes = measured_peak_bytes / (1 + _SAME_PEAK)  # losses that are kept, for example, are a little more in each step
         within = all(least_bytes <= plan.budget_bytes for plan in self.obeyed)
         return self.fixed is None and bool(self.obeyed) and budgeted and within
@@ -298,12 +310,17 @@ class Session(TorchDispatchMode):
     def leave_episode(self) -> None:
         """The forward pass is over, for whatever reason."""
         phase, self.phase = self.phase, None
-        now, replay_ns = self.count.now_ns(), self.count.time_ns
+        now, replay_ns, stall_ns = self.count.now_ns(), self.count.time_ns, self.moved.stall_ns
         if isinstance(phase, Follower):
             phase.episode.seal()
             if self.judge(phase) and phase.is_complete:
-                self.learn(phase, now - self.episode_started_ns, replay_ns - self.episode_replay_ns)
-        self.episode_started_ns, self.episode_replay_ns = now, replay_ns
+                self.learn(phase, now - self.episode_started_ns - (stall_ns - self.episode_stall_ns), replay_ns - self.episode_replay_ns)
+        self.episode_started_ns, self.episode_replay_ns, self.episode_stall_ns = now, replay_ns, stall_ns
+
+    @property
+    def moved(self) -> MoveCount:
+        """What moved in the block so far."""
+        return MoveCount() if self.offload is None else self.offload.count
 
     def judge(self, follower: Follower) -> bool:
         """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, such steps are recorded."""
@@ -561,7 +578,7 @@ class Session(TorchDispatchMode):
 
     def follow(self, episode: Episode, script: Script) -> Follower:
         self.has_failed = False
-        self.phase = follower = Follower(episode, script, self.meter, self.count, self.scripts.others(script))
+        self.phase = follower = Follower(episode, script, self.meter, self.count, self.scripts.others(script), self.offload)
         return follower
 
     def record(self, episode: Episode, waiting: Waiting, key: Key) -> Tracer:
@@ -657,8 +674,9 @@ def watch_optimizers(session: Session) -> None:
 
 def judged_anew(plan: Plan, trace: Trace) -> Plan:
     """The same plan with the times of the same trace timed anew."""
-    judged = simulate(trace, plan.hold_from, is_closed=True)
-    return replace(plan, time_ns=judged.time_ns, plain_time_ns=trace.plain_time_ns, gap_ns=gap_ns_of(trace))
+    judged = plan.judged(trace)
+    times = {name: getattr(judged, name) for name in ("time_ns", "copy_ns", "stall_ns")}
+    return replace(plan, **times, plain_time_ns=trace.plain_time_ns, gap_ns=gap_ns_of(trace))
 
 
 def describe(device: torch.device) -> dict[str, str]:
@@ -679,5 +697,5 @@ def _cpu_name() -> str:
 
 def empty_plan(plan: Plan) -> Plan:
     """The plan that holds everything, for a step that a given plan was not made for."""
-    bones = replace(plan.skeleton, names=(), has_grad_mode=(), is_recorded=(), holds=(), peak_bytes=(), backward=())
-    return replace(plan, solver="none", skeleton=bones, hold_from=())
+    bones = replace(plan.skeleton, names=(), has_grad_mode=(), is_recorded=(), holds=(), peak_bytes=(), backward=(), moves=())
+    return replace(plan, solver="none", skeleton=bones, hold_from=(), moves=())
