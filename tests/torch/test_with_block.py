@@ -514,3 +514,25 @@ def test_profiling_never_ends_inside_an_operator(step: Callable[[nn.Module, Tens
         step(make_blocks(), torch.randn(64, 32))
     assert ended
     assert set(ended) == {0}
+
+
+def test_an_operator_that_fails_and_is_caught_is_no_part_of_the_step() -> None:
+    def step(model: nn.Module, x: Tensor) -> None:
+        hidden = model(x)
+        with contextlib.suppress(RuntimeError):
+            hidden @ torch.zeros(hidden.shape[-1] + 1, 3)
+        hidden.square().mean().backward()
+
+    plain, remat = make_blocks(), punar.Remat(budget="min")
+    model, x = copy.deepcopy(plain), torch.randn(64, 32)
+    for _ in range(3):
+        plain.zero_grad()
+        model.zero_grad()
+        seed_all(1)
+        step(plain, x)
+        seed_all(1)
+        with remat:
+            step(model, x)
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert remat.plan is not None
+    assert remat.stats[-1].measured_peak_bytes == remat.plan.peak_bytes

@@ -147,7 +147,12 @@ class Tracer:
             self.take_back()
         number = len(self.rows)
         self.rows.append(row)
-        out = self.timed(number, row, func, args, kwargs)
+        try:
+            out = self.timed(number, row, func, args, kwargs)
+        except BaseException:
+            if len(self.rows) == number + 1:
+                self.rows.pop()  # it may be caught, and the step go on: what failed is no part of it
+            raise
         self.raw.append((EventKind.RUN, number))
         made = self.outputs(number, info, outputs_in(out), is_backward)
         row["outputs"] = tuple(made + self.overwritten(number, info, written))
