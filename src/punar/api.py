@@ -6,6 +6,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -107,8 +108,7 @@ class Remat:
         return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
 
     def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
-        channels = () if self._session.offload is None else self._session.offload.channels
-        plan = plan_for(trace, self._budget_for(trace, extra_bytes), self.solver, extra_bytes, channels)
+        plan = self._plan_within(trace, self._budget_for(trace, extra_bytes), extra_bytes)
         if isinstance(self.budget, float):
             self._promised_bytes = max(self._promised_bytes, plan.budget_bytes)
         if outside_peak_bytes <= plan.peak_bytes:
@@ -122,6 +122,14 @@ class Remat:
                 least_bytes=outside_peak_bytes,
             )
         return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
+
+    def _plan_within(self, trace: Trace, budget: Budget, extra_bytes: int) -> Plan:
+        """The plan for a budget; without moves where the disk has failed and the budget can be met so."""
+        offload = self._session.offload
+        if offload is not None and offload.has_failed:
+            with suppress(InfeasibleBudget):
+                return plan_for(trace, budget, self.solver, extra_bytes)
+        return plan_for(trace, budget, self.solver, extra_bytes, () if offload is None else offload.channels)
 
     def _budget_for(self, trace: Trace, extra_bytes: int) -> Budget:
         """The budget for a step of this shape: a share of a small step is no less than what a larger one was given in bytes."""
@@ -190,6 +198,11 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
 
     ``extra_bytes`` are resident now beyond those of the trace: they come off the budget. ``channels``: where values may be offloaded to.
     """
+    if channels and trace.device != "cpu":
+        raise UsageError(
+            f"asked to offload to {channels[0].name}, found a step on {trace.device}; what moves to disk are tensors in the computer's memory: "
+            "leave `offload` out"
+        )
     if budget == "min":
         return moved(least(trace, channels), extra_bytes)
     plain = simulate(trace, (0,) * len(trace.values))

@@ -21,6 +21,7 @@ class Step:
     kept_bytes: int = 0
     recomputed_bytes: int = 0
     replayed_operators: int = 0
+    moved_bytes: int = 0
     is_traced: bool = False
     predicted_peak_bytes: int | None = None
     plan: Plan | None = None

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,8 +214,8 @@ def test_a_step_that_raises_between_leaving_and_coming_back(disk: Offload) -> No
     assert disk.tiers[0].spool.used_bytes == used
 
 
-def test_a_loss_without_backward_leaves_nothing(disk: Offload) -> None:
-    used = disk.tiers[0].spool.used_bytes
+def test_a_loss_without_backward_leaves_nothing(tmp_path: Path) -> None:
+    disk = offload_to(tmp_path)
     model, step = make_blocks()
     remat = RandomOffload(3, 0.3, disk, share=1.0)
     for _ in range(2):
@@ -223,9 +224,46 @@ def test_a_loss_without_backward_leaves_nothing(disk: Offload) -> None:
     with remat:
         model(torch.randn(128, 32)).square().mean()
     remat = None  # type: ignore[assignment]
+    disk.close()
     disk.tiers[0].bury()
-    disk.tiers[0].spool.close()
-    assert disk.tiers[0].spool.used_bytes == used
+    assert disk.tiers[0].spool.used_bytes == 0
+
+
+class RoomFor(OperatingSystem):
+    """A disk that is full from the ``nth`` reservation on, but for those that measure it."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, data, offset)
+
+
+def test_a_disk_that_has_failed_is_planned_without(tmp_path: Path) -> None:
+    expected = train(wide, steps=6)
+    remat = punar.Remat(budget=0.6)
+    remat._session.offload = offload_to(tmp_path, RoomFor(3))
+    with pytest.warns(UserWarning, match="No space left"):
+        found = train(wide, steps=6, remat=remat)
+    assert [wanted.differences(got) for wanted, got in zip(expected, found, strict=True)] == [[]] * 6
+    failed = [stats.unmoved_values > 0 for stats in remat.stats]
+    assert failed == [False, True, False, False, False, False]
+    assert remat.plan is not None
+    assert not remat.plan.moves
+    assert remat.plan.peak_bytes <= remat.plan.budget_bytes
+    assert remat.stats[-1].predicted_peak_bytes == remat.plan.peak_bytes
+
+
+def test_a_forked_child_keeps_what_its_parent_moves(disk: Offload, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train(make_blocks, steps=3)
+    monkeypatch.setattr(disk.tiers[0].spool, "_process", 0)
+    monkeypatch.setattr(disk.tiers[0], "is_told", False)
+    with pytest.warns(UserWarning, match="forked from"):
+        found = train(make_blocks, steps=3, remat=RandomOffload(1, 0.3, disk, share=1.0))
+    assert [wanted.differences(got) for wanted, got in zip(expected, found, strict=True)] == [[]] * 3
 
 
 # -- asking for it -------------------------------------------------------------------------------------------------------
@@ -239,6 +277,7 @@ def test_remat_with_a_disk(tmp_path: Path) -> None:
     assert remat.plan is not None
     assert remat.stats[-1].measured_peak_bytes == remat.stats[-1].plan.peak_bytes  # type: ignore[union-attr]
     assert list(tmp_path.iterdir()) == []
+    assert ("moved, both ways" in str(remat.report())) == bool(remat.plan.moves)
     again = Plan.from_json(remat.plan.to_json())
     assert again == remat.plan
     if again.moves:
@@ -269,6 +308,17 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     for folder in ("missing", "file"):
         with pytest.raises(OffloadError, match="give a folder that exists"):
             punar.Remat(budget="min", offload=f"disk:{tmp_path / folder}")
+
+
+def test_a_step_on_another_device(tmp_path: Path) -> None:
+    profile = punar.profile(*made())
+    elsewhere = punar.Profile(trace=replace(profile.trace, device="cuda:0"))
+    with pytest.raises(UsageError, match="found a step on cuda:0"):
+        punar.solve(elsewhere, budget="min", offload=f"disk:{tmp_path}")
+
+
+def made() -> tuple[nn.Module, Tensor, Callable[[nn.Module, Tensor], Tensor]]:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8), lambda model, batch: model(batch).sum()
 
 
 def test_only_auto_offloads(tmp_path: Path) -> None:

@@ -92,9 +92,12 @@ def highest(
     return judge.result(), [bytes + trace.resident_bytes for bytes in judge.high]
 
 
-def alive_at(trace: Trace, hold_from: Sequence[int], place: int) -> list[tuple[int, int]]:
+def alive_at(
+    trace: Trace, hold_from: Sequence[int], place: int, moves: Sequence[Move] = (), channels: Sequence[Channel] = ()
+) -> list[tuple[int, int]]:
     """What is alive just before the event at ``place``, as (operator that made it, bytes); what was there before the step is left out."""
     judge = _Judge(trace, close(trace, hold_from), None)
+    judge.move(moves, channels)
     judge.run(judge.line.all_steps[:place])
     return judge.alive()
 

@@ -28,6 +28,8 @@ class StepLike(Protocol):
     @property
     def replayed_operators(self) -> int: ...
     @property
+    def moved_bytes(self) -> int: ...
+    @property
     def is_traced(self) -> bool: ...
     @property
     def plan(self) -> Plan | None: ...
@@ -49,6 +51,7 @@ class Measured:
     kept_bytes: int
     recomputed_bytes: int
     replayed_operators: int
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,11 @@ class Report:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         plan, seen = self.plan, self.obeyed
+        moved = (
+            [("moved, both ways", format_bytes(plan.moved_bytes), format_bytes(seen.moved_bytes) if seen else "-")]
+            if plan and plan.moves
+            else []
+        )
         return [
             ("peak, whole step", format_bytes(plan.peak_bytes) if plan else "-", peak_text(seen)),
             ("peak, plain step", format_bytes(plan.plain_peak_bytes) if plan else "-", "-"),
@@ -126,6 +134,7 @@ class Report:
             ("kept for backward", format_bytes(plan.kept_bytes) if plan else "-", format_bytes(seen.kept_bytes) if seen else "-"),
             ("recomputed", format_bytes(plan.recomputed_bytes) if plan else "-", format_bytes(seen.recomputed_bytes) if seen else "-"),
             ("operators replayed", str(plan.replayed_ops) if plan else "-", str(seen.replayed_operators) if seen else "-"),
+            *moved,
         ]
 
     def _notes(self) -> list[str]:
@@ -164,6 +173,7 @@ def measure(steps: Sequence[StepLike]) -> Measured | None:
         kept_bytes=steps[-1].kept_bytes,
         recomputed_bytes=steps[-1].recomputed_bytes,
         replayed_operators=steps[-1].replayed_operators,
+        moved_bytes=steps[-1].moved_bytes,
     )
 
 
@@ -171,7 +181,7 @@ def is_same(plan: Plan | None, other: Plan | None) -> bool:
     """Whether two plans do the same to the same step at the same budget; their times may have been learned anew."""
     if plan is None or other is None:
         return plan is other
-    return all(getattr(plan, name) == getattr(other, name) for name in ("budget_bytes", "peak_bytes", "hold_from", "fingerprint"))
+    return all(getattr(plan, name) == getattr(other, name) for name in ("budget_bytes", "peak_bytes", "hold_from", "moves", "fingerprint"))
 
 
 def peak_text(seen: Measured | None) -> str:
@@ -187,5 +197,6 @@ def count(number: int, noun: str) -> str:
 def _plan_fields(plan: Plan) -> dict[str, Any]:
     names = ("fingerprint", "solver", "budget_bytes", "peak_bytes", "plain_peak_bytes", "time_ns", "plain_time_ns", "kept_bytes")
     return {
-        name: getattr(plan, name) for name in (*names, "recomputed_bytes", "replayed_ops", "resident_bytes", "bound_ns", "step_time_ns")
+        name: getattr(plan, name)
+        for name in (*names, "recomputed_bytes", "replayed_ops", "resident_bytes", "bound_ns", "step_time_ns", "moved_bytes", "stall_ns")
     }

@@ -8,7 +8,7 @@ from typing import Protocol
 from punar.errors import InfeasibleBudget
 from punar.ir import EventKind, Trace
 from punar.plan import Plan, make_plan
-from punar.plan.simulate import alive_at, simulate
+from punar.plan.simulate import alive_at
 from punar.units import format_bytes
 
 NAMED_HOLDERS = 8
@@ -72,8 +72,8 @@ def holders_at_peak(trace: Trace, plan: Plan) -> tuple[tuple[str, str, int], ...
     What was there before the step is left out. The operator at the peak, or the replay that backward's demand sets off there, counts with
     what it adds.
     """
-    judged = simulate(trace, plan.hold_from, is_closed=True)
-    alive = alive_at(trace, plan.hold_from, judged.peak_event)
+    judged = plan.judged(trace)
+    alive = alive_at(trace, plan.hold_from, judged.peak_event, plan.moves, plan.channels)
     rest = judged.peak_bytes - trace.resident_bytes - sum(size for _, size in alive)
     sizes: dict[tuple[str, str], int] = {}
     for op, size in [*alive, (_op_at(trace, judged.peak_event), rest)]:

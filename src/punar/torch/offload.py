@@ -114,6 +114,11 @@ class Offload:
         self.channels = channels
         self.count = MoveCount()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something that was to be moved had to be kept."""
+        return any(tier.is_told for tier in self.tiers)
+
     def close(self) -> None:
         """Ends the workers and gives the disk's space back."""
         for tier in self.tiers:
@@ -156,12 +161,11 @@ class DiskTier:
 
     def send(self, base: Tensor, count: MoveCount) -> DiskCopy | None:
         self.bury()
-        if base.device.type != "cpu":
-            return None
         try:
             return DiskCopy(self, base, count)
         except OffloadError as error:
             self.tell(error)
+            count.kept += 1
             return None
 
     def tell(self, error: OffloadError) -> None:
@@ -184,10 +188,10 @@ class DiskCopy:
     def __init__(self, tier: DiskTier, base: Tensor, count: MoveCount) -> None:
         self.tier, self.count = tier, count
         self.block: Block | None = None
-        self.is_fetched = False
+        self.transfer: Transfer | None = None
         self.tensor: Tensor | None = base
         self.nbytes = base.untyped_storage().nbytes()
-        self.transfer: Transfer | None = tier.spool.write(_bytes_of(base))
+        self.transfer = tier.spool.write(_bytes_of(base))
 
     def __del__(self) -> None:
         transfer, tensor = self.transfer, self.tensor

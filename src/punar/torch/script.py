@@ -134,7 +134,7 @@ class Script:
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
         script.retimed = self.retimed
         script.passes, script.passages, script.drift_bytes, script.own_times = self.passes, self.passages, self.drift_bytes, self.own_times
-        if plan.hold_from == self.plan.hold_from:
+        if (plan.hold_from, plan.moves) == (self.plan.hold_from, self.plan.moves):
             script.quiet, script.timed_ns, script.replays_ns, script.rests_ns = self.quiet, self.timed_ns, self.replays_ns, self.rests_ns
         return script
 

@@ -61,6 +61,9 @@ _PASSAGES = 2
 LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
 """After so many timed passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
 
+_OUTDATED = -1
+"""Stands for the extra bytes of a script whose plan must be made anew before it is followed again."""
+
 _NO_KWARGS: dict[str, Any] = {}
 
 _local = threading.local()
@@ -393,6 +396,9 @@ class Session(TorchDispatchMode):
             return
         if self.is_passage:
             self.allow_passage(measured_peak_bytes)
+            return
+        if self.moved.kept:
+            script.extra_bytes = _OUTDATED
             return
         if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
             script.measured_peak_bytes, script.quiet = measured_peak_bytes, 0
