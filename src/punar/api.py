@@ -509,10 +509,12 @@ class Verification:
             raise VerificationError(f"asked to verify a plan: {self}. Use torch.use_deterministic_algorithms(True) to find the operator")
 
 
-def verify(model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budget = None, plan: Plan | None = None) -> Verification:
+def verify(
+    model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budget = None, plan: Plan | None = None, offload: str | None = None
+) -> Verification:
     """Runs the step plain, twice, and under a plan; compares loss, gradients, buffers and random state bit for bit.
 
-    With neither budget nor plan the least budget is taken. The model, its gradients and the random state are put back.
+    With neither budget nor plan the least budget is taken. The model, its gradients and the random state are put back. ``offload``: as ``Remat`` takes it.
 
     Raises:
         UsageError: both a budget and a plan were given, the loss is no scalar tensor, or nothing requires a gradient.
@@ -523,10 +525,10 @@ def verify(model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budge
     if plan is not None and budget is not None:
         raise UsageError("asked to verify both a budget and a plan; a plan has its budget already: give one of the two")
     if plan is None:
-        plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget)
+        plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget, offload=offload)
     with restored(model) as before:
         plain, again = (_outcome(model, batch, loss_fn, before) for _ in range(2))
-        remat = Remat(plan=plan)
+        remat = Remat(plan=plan, offload=offload)
         checked = _outcome(model, batch, loss_fn, before, remat)
     measured_peak_bytes = remat.stats[-1].measured_peak_bytes
     assert measured_peak_bytes is not None

@@ -310,6 +310,18 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
             punar.Remat(budget="min", offload=f"disk:{tmp_path / folder}")
 
 
+def test_verified_and_planned_beforehand(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
+    step = model, torch.randn(512, 256), lambda model, batch: model(batch).square().mean()
+    place = f"disk:{tmp_path}"
+    found = punar.verify(*step, offload=place)
+    assert found.is_identical
+    assert 0 <= found.plan.peak_bytes - found.measured_peak_bytes <= 4  # the loss of the profiled step
+    (tmp_path / "plan.json").write_text(found.plan.to_json())
+    again = punar.verify(*step, plan=Plan.load(tmp_path / "plan.json"), offload=place)
+    assert again.is_identical
+
+
 def test_a_step_on_another_device(tmp_path: Path) -> None:
     profile = punar.profile(*made())
     elsewhere = punar.Profile(trace=replace(profile.trace, device="cuda:0"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Json, Seed, Source, Threads, parse_budget, set_threads
+from punar.cli.options import BUDGET_HELP, Json, Offload, Seed, Source, Threads, offload_to, parse_budget, set_threads
 from punar.cli.output import Exit, emit, emit_json
 from punar.cli.source import load_step
 
@@ -16,6 +16,7 @@ def verify(
     source: Source,
     budget: Annotated[str | None, typer.Option("--budget", help=BUDGET_HELP)] = None,
     plan: Annotated[Path | None, typer.Option("--plan", exists=True, dir_okay=False, help="A plan that `punar solve` wrote.")] = None,
+    offload: Offload = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
@@ -29,7 +30,8 @@ def verify(
 
     obeyed = None if plan is None else punar.Plan.load(plan)
     model, batch, loss_fn = load_step(source, seed=seed)
-    found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed)
+    with offload_to(offload) as place:
+        found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed, offload=place)
     if json:
         emit_json(found.to_dict())
     else:
