@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
+from punar.ir.derived import derived
 from punar.ir.lineage import NEVER, lineage_of
 from punar.ir.trace import EventKind, Trace
 
@@ -49,7 +49,7 @@ class Run:
         return self.start + self.length * self.count
 
 
-@lru_cache(maxsize=8)
+@derived
 def layout_of(trace: Trace) -> Layout:
     """Derives the layout; computed once a trace."""
     line = lineage_of(trace)
@@ -119,7 +119,7 @@ def _crossing(place: Sequence[int], last_use: Sequence[int], sizes: Sequence[int
     return list(accumulate(change))
 
 
-@lru_cache(maxsize=8)
+@derived
 def runs_of(trace: Trace) -> tuple[Run, ...]:
     """The stretches of repeated blocks, largest first, each shifted so that it is cut where least crosses.
 
@@ -193,7 +193,7 @@ def _across(run: Run, crossing: Sequence[int]) -> int:
     return max(crossing[run.start + k * run.length] for k in range(1, run.count))
 
 
-@lru_cache(maxsize=8)
+@derived
 def cuts_of(trace: Trace) -> tuple[int, ...]:
     """The places at which blocks begin and end: between repeated blocks, else at narrow places about sqrt(operators) apart."""
     runs = runs_of(trace)

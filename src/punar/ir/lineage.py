@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+from punar.ir.derived import derived
 from punar.ir.trace import EventKind, Trace
 
 NEVER = 1 << 30
@@ -44,7 +44,7 @@ class Lineage:
     makes: tuple[tuple[tuple[int, int], ...], ...]
 
 
-@lru_cache(maxsize=8)
+@derived
 def lineage_of(trace: Trace) -> Lineage:
     """Derives the arrays; computed once a trace."""
     storage = tuple(v.storage for v in trace.values)

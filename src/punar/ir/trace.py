@@ -24,6 +24,7 @@ import enum
 import hashlib
 import json
 import re
+import sys
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -259,12 +260,12 @@ def _op_from_row(row: Field) -> Op:
         raise part["kind"].is_wrong(f"one of {', '.join(KINDS)}")
     return Op(
         id=part["id"].number(),
-        name=part["name"].text(),
+        name=sys.intern(part["name"].text()),
         kind=part["kind"].text(),
         is_backward=part["is_backward"].flag(),
         has_grad_mode=part["has_grad_mode"].flag(),
-        module=part["module"].text(),
-        signature=part["signature"].text(),
+        module=sys.intern(part["module"].text()),
+        signature=sys.intern(part["signature"].text()),
         inputs=part["inputs"].numbers(),
         outputs=part["outputs"].numbers(),
         time_ns=part["time_ns"].number(),

@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from punar.ir.derived import derived
 from punar.ir.lineage import lineage_of
 from punar.ir.trace import Trace
 from punar.plan.pieces import Piece, by_operator, flips_of_piece, has_versions, pieces_of, writers
@@ -70,14 +70,14 @@ def bound(trace: Trace, budget_bytes: int) -> int:
     return trace.plain_time_ns + max(0, int(Ascent(_table_of(trace), excess).climb() * (1 - 1e-9)))
 
 
-@lru_cache(maxsize=8)
+@derived
 def _table_of(trace: Trace) -> Table:
     from punar.plan.ascent import Table
 
     return Table(items_of(trace)[0])
 
 
-@lru_cache(maxsize=8)
+@derived
 def items_of(trace: Trace) -> tuple[tuple[Item, ...], tuple[int, ...]]:
     """The items of the linear programme, and for each cell the bytes that Rule 4 grants for nothing."""
     table = _Table(trace)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
+from punar.ir.derived import derived
 from punar.ir.trace import EventKind, Trace
 
 
@@ -84,7 +84,7 @@ class Copies:
         self.stall_ns += max(0, self.ends.pop(value, 0) - now_ns - self.lost_ns)
 
 
-@lru_cache(maxsize=8)
+@derived
 def times_before(trace: Trace) -> tuple[int, ...]:
     """For each event when it begins in the plain step, with what the step takes beside its operators spread over them; one more for the end."""
     gap_ns = int(trace.meta.get("gap_ns", 0))

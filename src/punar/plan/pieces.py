@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
+from punar.ir.derived import derived
 from punar.ir.lineage import lineage_of
 from punar.ir.trace import Trace
 from punar.plan.cut import INFINITE, Network
@@ -80,7 +80,7 @@ class Piece:
         return sum(self.costs[at] for at in rerun)
 
 
-@lru_cache(maxsize=8)
+@derived
 def pieces_of(trace: Trace) -> tuple[Piece, ...]:
     """All pieces of a trace, in forward order of their first operators.
 
@@ -111,7 +111,7 @@ def _droppable(trace: Trace) -> list[int]:
     return [v for v in saved if line.bytes[v] and line.storage[v] not in pinned]
 
 
-@lru_cache(maxsize=8)
+@derived
 def _cone(trace: Trace) -> tuple[dict[int, list[int]], list[int]]:
     """For each value that a replay may need and autograd did not save the operators that may then read it; and all operators of replays."""
     line = lineage_of(trace)
@@ -198,7 +198,7 @@ def by_operator(trace: Trace, piece: Piece, kept: Iterable[int]) -> Piece:
     )
 
 
-@lru_cache(maxsize=8)
+@derived
 def _saved_storages(trace: Trace) -> frozenset[int]:
     return frozenset(lineage_of(trace).storage[v] for v in trace.saved_values())
 
@@ -238,7 +238,7 @@ class Flip:
     taken: tuple[int, ...]
 
 
-@lru_cache(maxsize=8)
+@derived
 def flips_of(trace: Trace) -> tuple[tuple[Flip, ...], ...]:
     """For each piece its steps of least time per byte, by rising ratio: the lower convex hull of (bytes held, time).
 
@@ -258,7 +258,7 @@ class Stage:
     change: tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=8)
+@derived
 def stages_of(trace: Trace) -> tuple[tuple[Stage, ...], ...]:
     """For each piece what no, one, two, ... of its flips come to."""
     sizes = lineage_of(trace).bytes

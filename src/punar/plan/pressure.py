@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+from punar.ir.derived import derived
 from punar.ir.trace import EventKind, Trace
 from punar.plan.simulate import highest
 
@@ -51,7 +51,7 @@ class Pressure:
         return spans
 
 
-@lru_cache(maxsize=8)
+@derived
 def pressure_of(trace: Trace) -> Pressure:
     """Derives the cells and spans; computed once a trace. Complexity: one simulation, and linear in the events."""
     cell, at = [], 0

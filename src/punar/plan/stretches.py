@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
+from punar.ir.derived import derived
 from punar.ir.lineage import lineage_of
 from punar.ir.trace import EventKind, Trace
 
@@ -39,7 +39,7 @@ class Score:
     stretches: tuple[Stretch, ...]
 
 
-@lru_cache(maxsize=8)
+@derived
 def score_of(trace: Trace) -> Score:
     """Draws the events together; computed once a trace. Complexity: linear in the events."""
     steps: list[tuple[int, int, int]] = []

@@ -15,11 +15,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 from operator import ge, sub
 
 from punar.ir import Trace
+from punar.ir.derived import derived
 from punar.ir.lineage import lineage_of
 from punar.plan.pieces import Flip, flips_of, stages_of
 from punar.plan.pressure import pressure_of
@@ -152,7 +152,7 @@ class Cover:
         return self.level != before
 
 
-@lru_cache(maxsize=8)
+@derived
 def first_freed(trace: Trace) -> tuple[tuple[int, ...], ...]:
     """What the first flip of each piece that has some frees."""
     return tuple(flips[0].freed for flips in flips_of(trace) if flips)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import ClassVar
 
 from punar.ir import Trace
 from punar.ir.blocks import layout_of
+from punar.ir.derived import derived
 from punar.ir.lineage import Lineage, lineage_of
 from punar.plan import Plan, make_plan
 from punar.solvers.base import infeasible
@@ -51,7 +51,7 @@ class Rung:
     time_ns: int
 
 
-@lru_cache(maxsize=8)
+@derived
 def ladder(trace: Trace) -> tuple[Rung, ...]:
     """Prefixes of the drop order of evenly spaced bytes, judged; bounded in number, so that long steps plan fast."""
     order, line = drop_order(trace), lineage_of(trace)
@@ -71,7 +71,7 @@ def dropping(trace: Trace, dropped: Sequence[int]) -> list[int]:
     return hold
 
 
-@lru_cache(maxsize=8)
+@derived
 def drop_order(trace: Trace) -> tuple[int, ...]:
     """The saved values that can be dropped, most bytes per second of recomputation first, each from the nearest saved ones."""
     line = lineage_of(trace)

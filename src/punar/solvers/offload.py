@@ -13,12 +13,13 @@ NOTE. How they are found.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from punar.ir import Event, EventKind, Op, Storage, Trace, Value
+from punar.ir.derived import derived
 from punar.ir.lineage import close, lineage_of
 from punar.plan.moves import Channel, Move, times_before
 from punar.plan.simulate import simulate
@@ -55,7 +56,7 @@ def judged(trace: Trace, point: Point, moves: Sequence[Move], channels: Sequence
         hold[move.value] = 0
     closed = close(trace, hold)
     seen = simulate(trace, closed, is_closed=True, moves=moves, channels=channels)
-    return Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=closed, moves=tuple(moves))
+    return Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=array("i", closed), moves=tuple(moves))
 
 
 def movable(trace: Trace, least_bytes: int = LEAST_BYTES) -> list[int]:
@@ -123,7 +124,7 @@ class _Places:
                 self.release[trace.saves[id].value] = place
 
 
-@lru_cache(maxsize=4)
+@derived
 def _places(trace: Trace) -> _Places:
     return _Places(trace)
 

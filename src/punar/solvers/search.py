@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,11 +47,11 @@ PASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A judged plan."""
+    """A judged plan. ``hold_from`` is an array, since a frontier keeps many of them."""
 
     peak_bytes: int
     time_ns: int
-    hold_from: tuple[int, ...]
+    hold_from: Sequence[int]
     moves: tuple[Move, ...] = ()
 
 
@@ -97,7 +98,7 @@ class Search:
         closed = close(self.trace, hold)
         seen, high = judged_by_cell(self.trace, closed)
         if seen is not GIVEN_UP:
-            self.points.append(Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=closed))
+            self.points.append(Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=array("i", closed)))
         return seen, high
 
     def schemes(self) -> list[Scheme]:

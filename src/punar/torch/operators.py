@@ -5,6 +5,7 @@ Derived from the operator's schema and tags; the tables below hold only what sch
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, KeysView, ValuesView
 from dataclasses import dataclass
 from typing import Any
@@ -245,9 +246,9 @@ def in_backward() -> bool:
 
 
 def signature_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Names an operator with the shapes, dtypes and strides of its tensors and its plain arguments."""
+    """Names an operator with the shapes, dtypes and strides of its tensors and its plain arguments; equal names are one object."""
     parts = [_describe(arg) for arg in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
-    return f"{name}({','.join(parts)})"
+    return sys.intern(f"{name}({','.join(parts)})")
 
 
 _DTYPES: dict[torch.dtype, str] = {}

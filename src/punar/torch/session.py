@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from punar.costs import CostCache, Ledger
 from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
+from punar.ir.derived import forget_derived
 from punar.plan import Plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
@@ -364,6 +365,11 @@ class Session(TorchDispatchMode):
 
     def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
         """A pass of a script is complete: its plan is judged by the times that were seen, and made anew where they change it much and early."""
+        self.judge_again(follower, wall_ns, replay_ns)
+        if follower.script.passes >= LEARNED_AFTER:
+            forget_derived()
+
+    def judge_again(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
         script = follower.script
         script.passes += 1
         if script.trace is None or not (follower.is_timed or (follower.has_rested and self.meter.is_synchronous)):
@@ -545,6 +551,8 @@ class Session(TorchDispatchMode):
         if resident + script.drift_bytes != script.extra_bytes:
             before_ns = time.perf_counter_ns()
             old, script = script, self.replanned(script, resident)
+            if script.passes >= LEARNED_AFTER:
+                forget_derived()
             self.scripts.replace(old, script)
             self.episode_started_ns += time.perf_counter_ns() - before_ns  # planning is no part of what such a step takes
         self.plan = script.plan

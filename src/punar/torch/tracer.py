@@ -7,6 +7,7 @@ It is the death of the last tensor object that the forward pass made on that sto
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 import weakref
 from typing import Any, NamedTuple
@@ -138,7 +139,7 @@ class Tracer:
             "kind": info.kind,
             "is_backward": is_backward,
             "has_grad_mode": torch.is_grad_enabled(),
-            "module": self.paths.current() if not is_backward else _node_name(),
+            "module": sys.intern(self.paths.current() if not is_backward else _node_name()),
             "signature": signature_of(info.name, args, kwargs),
             "inputs": tuple(dict.fromkeys(inputs)),
             "is_replayable": not is_backward and self.is_replayable(info, tensors, args, kwargs),
