@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 import punar
 from punar.ir import derived
 from punar.ir.lineage import lineage_of
 from punar.torch.session import LEARNED_AFTER
 from tests.synthetic import transformer
 from tests.torch.harness import train
-from tests.torch.models import make_blocks, plain_step
+from tests.torch.models import plain_step, stepping
 
 
 def kept() -> int:
@@ -27,20 +25,10 @@ def test_it_is_computed_once_until_it_is_forgotten() -> None:
 
 
 def test_a_session_forgets_it_once_its_plan_is_settled() -> None:
-    def make():  # type: ignore[no-untyped-def]
-        model, batch = make_blocks(), torch.randn(64, 32)
-
-        def step() -> torch.Tensor:
-            model.zero_grad()
-            plain_step(model, batch)
-            return torch.zeros(())
-
-        return model, step
-
     remat = punar.Remat(budget="min")
-    train(make, steps=1, remat=remat)
+    train(stepping(plain_step), steps=1, remat=remat)
     remat._session.complete()
     assert kept() > 0
     remat = punar.Remat(budget="min")
-    train(make, steps=LEARNED_AFTER + 2, remat=remat)
+    train(stepping(plain_step), steps=LEARNED_AFTER + 2, remat=remat)
     assert kept() == 0

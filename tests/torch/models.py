@@ -29,11 +29,13 @@ def make_blocks(count: int = 4) -> nn.Sequential:
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
-def stepping(step: Callable[[nn.Module, Tensor], Tensor], make_model: Callable[[], nn.Module] = make_blocks, rows: int = 64):
+def stepping(
+    step: Callable[[nn.Module, Tensor], Tensor], make_model: Callable[[], nn.Module] = make_blocks, rows: int = 64, width: int = WIDTH
+):
     """What ``harness.train`` takes: makes the model, the batch, and a step that zeroes gradients first."""
 
     def make() -> tuple[nn.Module, Callable[[], Tensor]]:
-        model, x = make_model(), torch.randn(rows, WIDTH)
+        model, x = make_model(), torch.randn(rows, width)
 
         def run() -> Tensor:
             model.zero_grad()

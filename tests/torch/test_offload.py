@@ -25,6 +25,7 @@ from punar.solvers.offload import movable
 from punar.tiers import OperatingSystem, Spool
 from punar.torch.offload import DiskTier, Offload
 from tests.torch.harness import RandomRemat, assert_nothing_lives, no_garbage_collection, train
+from tests.torch.models import plain_step, stepping
 from tests.torch.programs import LARGEST, OUTLIVING, Program, programs
 from tests.torch.test_random_programs import generator_state, maker, plain
 
@@ -147,18 +148,18 @@ def test_random_programs_take_the_predicted_bytes(program: Program, seed: int, h
 # -- faults --------------------------------------------------------------------------------------------------------------
 
 
-def make_blocks() -> tuple[nn.Module, Callable[[], Tensor]]:
-    layers = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.Dropout(0.1)) for _ in range(6)]
-    model, batch = nn.Sequential(*layers), torch.randn(128, 32)
+def make_narrow() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.Dropout(0.1)) for _ in range(6))
+    )
 
-    def step() -> Tensor:
-        model.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        return loss
 
-    return model, step
+def make_wide() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
 
+
+narrow = stepping(plain_step, make_narrow, rows=128)
+wide = stepping(plain_step, make_wide, rows=512, width=256)
 
 KEEPING = {
     "full at once": FaultyDisk("reserve"),
@@ -172,11 +173,11 @@ KEEPING = {
 @pytest.mark.parametrize("fault", KEEPING)
 def test_what_cannot_be_written_is_kept(fault: str, tmp_path: Path) -> None:
     files = KEEPING[fault]
-    expected = train(make_blocks, steps=4)
+    expected = train(narrow, steps=4)
     with no_garbage_collection():
         remat = RandomOffload(1, 0.3, offload_to(tmp_path, files), share=1.0)
         with pytest.warns(UserWarning, match="asked to (offload|write)|worker that copies"):
-            found = train(make_blocks, steps=4, remat=remat)
+            found = train(narrow, steps=4, remat=remat)
         assert sum(stats.unmoved_values for stats in remat.stats) > 0
         assert_nothing_lives(remat)
     assert [wanted.differences(got) for wanted, got in zip(expected, found, strict=True)] == [[]] * 4
@@ -186,14 +187,14 @@ def test_what_cannot_be_written_is_kept(fault: str, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_an_error(fault: str, error: type[OffloadError], tmp_path: Path) -> None:
     remat = RandomOffload(1, 0.3, offload_to(tmp_path, FaultyDisk(fault, errno.EIO, nth=2)), share=1.0)
     with pytest.raises(error, match="asked to read"):
-        train(make_blocks, steps=4, remat=remat)
+        train(narrow, steps=4, remat=remat)
 
 
 def test_a_step_that_raises_between_leaving_and_coming_back(disk: Offload) -> None:
     used = disk.tiers[0].spool.used_bytes
 
     def make() -> tuple[nn.Module, Callable[[], Tensor]]:
-        model, step = make_blocks()
+        model, step = narrow()
         batch, calls = torch.randn(128, 32), iter(range(9))
 
         def failing() -> Tensor:
@@ -216,7 +217,7 @@ def test_a_step_that_raises_between_leaving_and_coming_back(disk: Offload) -> No
 
 def test_a_loss_without_backward_leaves_nothing(tmp_path: Path) -> None:
     disk = offload_to(tmp_path)
-    model, step = make_blocks()
+    model, step = narrow()
     remat = RandomOffload(3, 0.3, disk, share=1.0)
     for _ in range(2):
         with remat:
@@ -258,11 +259,11 @@ def test_a_disk_that_has_failed_is_planned_without(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_keeps_what_its_parent_moves(disk: Offload, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = train(make_blocks, steps=3)
+    expected = train(narrow, steps=3)
     monkeypatch.setattr(disk.tiers[0].spool, "_process", 0)
     monkeypatch.setattr(disk.tiers[0], "is_told", False)
     with pytest.warns(UserWarning, match="forked from"):
-        found = train(make_blocks, steps=3, remat=RandomOffload(1, 0.3, disk, share=1.0))
+        found = train(narrow, steps=3, remat=RandomOffload(1, 0.3, disk, share=1.0))
     assert [wanted.differences(got) for wanted, got in zip(expected, found, strict=True)] == [[]] * 3
 
 
@@ -285,18 +286,6 @@ def test_remat_with_a_disk(tmp_path: Path) -> None:
             punar.Remat(plan=again)
 
 
-def wide() -> tuple[nn.Module, Callable[[], Tensor]]:
-    model, batch = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8))), torch.randn(512, 256)
-
-    def step() -> Tensor:
-        model.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        return loss
-
-    return model, step
-
-
 @pytest.mark.parametrize("asked", ["cpu", "disk:", "tape:/dev/null", 3, ""])
 def test_nonsense(asked: object) -> None:
     with pytest.raises(UsageError, match="asked to offload to"):
@@ -311,8 +300,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_verified_and_planned_beforehand(tmp_path: Path) -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
-    step = model, torch.randn(512, 256), lambda model, batch: model(batch).square().mean()
+    step = make_wide(), torch.randn(512, 256), lambda model, batch: model(batch).square().mean()
     place = f"disk:{tmp_path}"
     found = punar.verify(*step, offload=place)
     assert found.is_identical

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -69,8 +70,8 @@ def movable(trace: Trace, least_bytes: int = LEAST_BYTES) -> list[int]:
     last = {value.storage: value.id for value in trace.values}
     first = {value.storage: value for value in reversed(trace.values)}
     saved = trace.saved_values()
-    versions = [line.storage[v] for v in saved]
-    freed, seal = _frees(trace)
+    versions = Counter(line.storage[v] for v in saved)
+    places = _places(trace)
     return [
         v
         for v in saved
@@ -81,9 +82,9 @@ def movable(trace: Trace, least_bytes: int = LEAST_BYTES) -> list[int]:
         and not line.is_free[v]
         and line.bytes[v] >= least_bytes
         and last[line.storage[v]] == v
-        and versions.count(line.storage[v]) == 1
+        and versions[line.storage[v]] == 1
         and trace.demand_rank[v]
-        and freed.get(line.storage[v], seal) < seal
+        and places.freed.get(line.storage[v], places.seal) < places.seal
     ]
 
 
@@ -112,13 +113,17 @@ class _Places:
 
     def __init__(self, trace: Trace) -> None:
         self.run = [0] * len(trace.ops)
-        self.freed, self.seal = _frees(trace)
+        self.seal = len(trace.events)
+        self.freed: dict[int, int] = {}
         self.demand: dict[int, int] = {}
         self.release: dict[int, int] = {}
         for place, (kind, id) in enumerate(trace.events):
             if kind == EventKind.RUN:
                 self.run[id] = place
+            elif kind == EventKind.FREE:
+                self.freed[id] = place
             elif kind == EventKind.DEMAND:
+                self.seal = min(self.seal, place)
                 self.demand.setdefault(trace.saves[id].value, place)
             elif kind == EventKind.RELEASE:
                 self.release[trace.saves[id].value] = place
@@ -127,12 +132,6 @@ class _Places:
 @derived
 def _places(trace: Trace) -> _Places:
     return _Places(trace)
-
-
-def _frees(trace: Trace) -> tuple[dict[int, int], int]:
-    freed = {id: place for place, (kind, id) in enumerate(trace.events) if kind == EventKind.FREE}
-    seal = next((place for place, (kind, _) in enumerate(trace.events) if kind == EventKind.DEMAND), len(trace.events))
-    return freed, seal
 
 
 def placed(trace: Trace, values: Sequence[int], channel: Channel) -> tuple[Move, ...]:

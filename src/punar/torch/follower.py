@@ -225,15 +225,18 @@ class Follower:
         op.values = tuple({ref.value: None for ref in op.reads})
         written = info.written(args, kwargs) if info.writes else []
         op.overwrites = self.overwritten_values(written)
-        out = self.run(row, info, args, kwargs)
-        self.remember(op, row, self.made(written, outputs_in(out) if info.makes else []))
+        out, made = self.run(row, info, args, kwargs, written)
+        self.remember(op, row, made)
         return out
 
-    def run(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator whose values are looked at afterwards."""
+    def run(
+        self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
+    ) -> tuple[Any, list[Made]]:
+        """Runs an operator that declares to overwrite ``written``; returns its result, and what it made."""
         overwrite(info, info.written(args, kwargs), self.meter)
         self.meter.charge(row.peak_bytes)
-        return row.timed(self.meter.now_ns, info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
+        out = row.timed(self.meter.now_ns, info.func, args, kwargs) if self.is_timed else info.func(*args, **kwargs)
+        return out, self.made(written, outputs_in(out) if info.makes else [])
 
     def overwritten_values(self, written: list[Tensor]) -> list[Value]:
         return list(dict.fromkeys(self.read(tensor).value for tensor in written))
@@ -263,8 +266,7 @@ class Follower:
             else:
                 op.makes.append((weakref.ref(value), place))
                 value.checksum = checksum(tensor) if row.info is not None and row.info.is_factory else None
-            record.state = weakref.ref(value)
-            self.episode.values.append(value)
+            self.enter(value, record)
             for number, move in row.moves:
                 if move.place == index and is_matched:
                     self.send(value, number, move)
@@ -272,8 +274,7 @@ class Follower:
     def move(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of which nothing is recorded but that some of its values are moved."""
         written = info.written(args, kwargs) if info.writes else []
-        out = self.run(row, info, args, kwargs)
-        made = self.made(written, outputs_in(out) if info.makes else [])
+        out, made = self.run(row, info, args, kwargs, written)
         for number, move in row.moves:
             if move.place >= len(made) or made[move.place][2].nbytes != move.bytes:
                 self.resized += 1
@@ -281,8 +282,7 @@ class Follower:
             place, tensor, record = made[move.place]
             value = Value(op=None, writes=record.writes, rank=move.rank, nbytes=record.nbytes)
             value.hold(alias(tensor), is_just_written=place < 0)
-            record.state = weakref.ref(value)
-            self.episode.values.append(value)
+            self.enter(value, record)
             self.send(value, number, move)
         return out
 
@@ -309,6 +309,11 @@ class Follower:
             return bring(value, value.copy, self.meter)
         return replay(value, self.episode.clock, self.meter, self.count)
 
+    def enter(self, value: Value, record: StorageRecord) -> None:
+        """The tape knows from now on what is on a storage."""
+        record.state = weakref.ref(value)
+        self.episode.values.append(value)
+
     def read(self, tensor: Tensor) -> TensorRef:
         """What an operator reads: the value last made on this storage, or a source that is held from now on."""
         record = self.meter.record_of(tensor)
@@ -317,8 +322,7 @@ class Follower:
         if value is None:
             value = Value(op=None, writes=record.writes, nbytes=record.nbytes)
             value.hold(alias(tensor))
-            record.state = weakref.ref(value)
-            self.episode.values.append(value)
+            self.enter(value, record)
         hold_if_changed(value, tensor)
         return TensorRef(tensor, value)
 

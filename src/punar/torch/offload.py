@@ -9,8 +9,10 @@ import os
 import time
 import warnings
 import weakref
+from bisect import insort
 from collections import deque
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,49 +37,22 @@ class MoveCount:
         self.nbytes = self.stall_ns = self.kept = 0
 
 
-class Tier(Protocol):
-    """Somewhere off the device."""
-
-    def send(self, base: Tensor, count: MoveCount) -> Copy | None:
-        """Begins to copy a tensor's whole storage; None where that cannot be."""
-
-
-class Copy(Protocol):
-    """A storage's bytes on their way to a tier, there, or on their way back."""
-
-    def land(self) -> bool:
-        """Waits until they are there; False where that failed, so that the device's must be kept."""
-
-    def fetch(self) -> Tensor:
-        """Begins to bring them back, if that has not begun: returns the flat tensor of bytes that they go to."""
-
-    def arrive(self) -> None:
-        """Waits until they are back.
-
-        Raises:
-            OffloadError: they could not be read, or are not what was sent.
-        """
-
-
 class Coming:
     """The values of an episode that are off the device, in the order in which they come back."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.values: list[tuple[int, int, weakref.ref[Value]]] = []
-        self.is_sorted = False
+        self.values: list[tuple[tuple[int, int], weakref.ref[Value]]] = []
 
     def add(self, value: Value, fetch: int) -> None:
-        self.values.append((fetch, value.rank, weakref.ref(value)))
-        self.is_sorted = False
+        insort(
+            self.values, ((-fetch, -value.rank), weakref.ref(value)), key=itemgetter(0)
+        )  # the first to come back is the last in the list
 
     def fetch_due(self, clock: int) -> None:
         """Begins to bring back what is due (Rule 2)."""
-        if not self.is_sorted:
-            self.values.sort(key=lambda row: row[:2], reverse=True)
-            self.is_sorted = True
-        while self.values and self.values[-1][0] <= clock:
-            value = self.values.pop()[2]()
+        while self.values and -self.values[-1][0][0] <= clock:
+            value = self.values.pop()[1]()
             if value is not None and value.base is None and value.copy is not None:
                 self.meter.record_created(value.copy.fetch())
 
@@ -92,7 +67,7 @@ def land(value: Value) -> None:
         value.copy = None
 
 
-def bring(value: Value, copy: Copy, meter: Meter) -> Tensor:
+def bring(value: Value, copy: DiskCopy, meter: Meter) -> Tensor:
     """A moved value is needed now (Rule 3): returns a tensor on its storage, and holds it.
 
     Raises:
@@ -160,6 +135,7 @@ class DiskTier:
         self.is_told = False
 
     def send(self, base: Tensor, count: MoveCount) -> DiskCopy | None:
+        """Begins to copy a tensor's whole storage; None where that cannot be."""
         self.bury()
         try:
             return DiskCopy(self, base, count)
@@ -183,7 +159,7 @@ class DiskTier:
 
 
 class DiskCopy:
-    """One storage's bytes in the spool (see ``Copy``). ``tensor``: what the transfer at hand reads or writes."""
+    """One storage's bytes on their way to the spool, there, or on their way back. ``tensor``: what the transfer at hand reads or writes."""
 
     def __init__(self, tier: DiskTier, base: Tensor, count: MoveCount) -> None:
         self.tier, self.count = tier, count
@@ -194,19 +170,15 @@ class DiskCopy:
         self.transfer = tier.spool.write(_bytes_of(base))
 
     def __del__(self) -> None:
-        transfer, tensor = self.transfer, self.tensor
-        if transfer is None:
-            if self.block is not None:
-                self.tier.spool.free(self.block)
-            return
-        if tensor is not None:
-            self.tier.retired.append((transfer, tensor))
+        if self.transfer is not None and self.tensor is not None:
+            self.tier.retired.append((self.transfer, self.tensor))
         if self.block is not None:
             self.tier.spool.free(self.block)
-        else:
-            self.tier.spool.forget(transfer)
+        elif self.transfer is not None:
+            self.tier.spool.forget(self.transfer)
 
     def land(self) -> bool:
+        """Waits until they are there; False where that failed, so that the device's must be kept."""
         if self.transfer is not None:
             try:
                 self.block = self._waited()
@@ -218,6 +190,7 @@ class DiskCopy:
         return self.block is not None
 
     def fetch(self) -> Tensor:
+        """Begins to bring them back, if that has not begun: returns the flat tensor of bytes that they go to."""
         assert self.block is not None
         if self.tensor is None:
             with torch._C._DisableTorchDispatch():
@@ -226,6 +199,11 @@ class DiskCopy:
         return self.tensor
 
     def arrive(self) -> None:
+        """Waits until they are back.
+
+        Raises:
+            OffloadError: they could not be read, or are not what was sent.
+        """
         if self.transfer is not None:
             self._waited()
             self.count.nbytes += self.nbytes

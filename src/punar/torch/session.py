@@ -370,6 +370,7 @@ class Session(TorchDispatchMode):
             forget_derived()
 
     def judge_again(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
+        """What ``learn`` does."""
         script = follower.script
         script.passes += 1
         if script.trace is None or not (follower.is_timed or (follower.has_rested and self.meter.is_synchronous)):
