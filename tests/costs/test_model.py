@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from punar.costs import Work, fit
@@ -24,6 +24,7 @@ def rows(start: float, per_byte: float, per_flop: float, *, kind: str = "matmul"
     outliers=st.integers(0, 6),
     seed=st.integers(0, 99),
 )
+@example(start=100.0, per_byte=1.0, per_flop=0.0625, outliers=4, seed=31)
 @settings(max_examples=60, deadline=None)
 def test_a_line_is_found_beside_outliers(start: float, per_byte: float, per_flop: float, outliers: int, seed: int) -> None:
     measured = rows(start, per_byte, per_flop, seed=seed)

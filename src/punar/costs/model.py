@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from punar.costs.work import Work
 
 _ROUNDS = 10
-_OUTLIER = 0.5
+_OUTLIER = 0.1
 """Relative errors beyond this count linearly."""
 
 _FEWEST = 4
