@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,20 +17,26 @@ import torch
 from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
 from punar.ir import Trace
 from punar.plan import Plan, make_plan, simulate
+from punar.plan.codecs import OPTIONS, codec_of
 from punar.plan.moves import Channel
 from punar.plan.plan import read_file, write_text
 from punar.reporting.report import Report, count
 from punar.reporting.table import format_columns
-from punar.solvers import find, frontier_points, least
+from punar.solvers import codable, find, frontier_points, least
 from punar.solvers import solve as solve_trace
+from punar.torch.codecs import measured
 from punar.torch.offload import opened
 from punar.torch.script import Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
-from punar.torch.state import StateSnapshot, bytes_equal, restored, run_step
+from punar.torch.state import StateSnapshot, bytes_equal, gradient_errors, restored, run_step
 from punar.units import format_bytes, format_seconds, parse_bytes
 
 Budget = str | int | float | None
+Compress = str | Iterable[str] | None
 LossFn = Callable[[Any, Any], Any]
+
+EXACT = ("mask",)
+"""How values are compressed where nobody says how: what costs no precision."""
 
 _AUTO_MARGIN = 0.9
 """The share of the device's free memory that ``"auto"`` uses: the rest is for what the allocator loses and others take."""
@@ -51,10 +57,12 @@ class Remat:
         solver: who makes the plan; see ``docs/planning.md``.
         offload: where activations may be moved meanwhile, instead of dropping them: ``"disk:/path/of/a/folder"``, of which at most so much is used
             as ``"disk:/path:500 GiB"`` says. How fast it is, is measured now. A plan that moves values needs it as well.
+        compress: how values may be held in fewer bytes meanwhile. ``"mask"`` loses nothing: dropout's masks and the signs ReLU needs as bits, whole
+            numbers of 64 bits in 32. ``"bf16"``, ``"int8"``, ``"int4"`` round, so that gradients are no more the plain step's (see ``punar.verify``).
 
     Raises:
         BudgetError: the budget is none of these.
-        UsageError: both a budget and a plan were given, or there is no such solver, or ``offload`` is none of these.
+        UsageError: both a budget and a plan were given, or there is no such solver, or ``offload`` or ``compress`` is none of these.
         OffloadError: the folder cannot be used.
 
     Example:
@@ -68,18 +76,27 @@ class Remat:
         2
     """
 
-    def __init__(self, budget: Budget = None, *, plan: Plan | None = None, solver: str = "auto", offload: str | None = None) -> None:
+    def __init__(
+        self,
+        budget: Budget = None,
+        *,
+        plan: Plan | None = None,
+        solver: str = "auto",
+        offload: str | None = None,
+        compress: Compress = EXACT,
+    ) -> None:
         if plan is not None and budget is not None:
             raise UsageError("asked for both a budget and a plan; a plan has its budget already: give one of the two")
         if plan is not None and not isinstance(plan, Plan):
             raise UsageError(f"asked to obey a plan, found a {type(plan).__name__}; give what punar.solve or punar.Plan.load returned")
         self.budget = check_budget(budget)
         self.solver = check_solver(solver)
+        self.compress = check_compress(compress)
         self.stats: list[StepStats] = []
         self._promised_bytes = 0
         self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int))
-        self._session.offload = opened(check_offload(offload))
-        if plan is not None and plan.moves and self._session.offload is None:
+        self._session.movers.offload = opened(check_offload(offload))
+        if plan is not None and plan.leaves_device and self._session.movers.offload is None:
             raise UsageError("asked to obey a plan that offloads, found nowhere to: give Remat `offload` too, as when the plan was made")
         if plan is not None:
             self._session.fixed = Script(plan)
@@ -125,11 +142,12 @@ class Remat:
 
     def _plan_within(self, trace: Trace, budget: Budget, extra_bytes: int) -> Plan:
         """The plan for a budget; without moves where the disk has failed and the budget can be met so."""
-        offload = self._session.offload
+        offload = self._session.movers.offload
+        codecs = codec_channels(trace, budget, self.solver, self.compress)
         if offload is not None and offload.has_failed:
             with suppress(InfeasibleBudget):
-                return plan_for(trace, budget, self.solver, extra_bytes)
-        return plan_for(trace, budget, self.solver, extra_bytes, () if offload is None else offload.channels)
+                return plan_for(trace, budget, self.solver, extra_bytes, codecs)
+        return plan_for(trace, budget, self.solver, extra_bytes, (*(() if offload is None else offload.channels), *codecs))
 
     def _budget_for(self, trace: Trace, extra_bytes: int) -> Budget:
         """The budget for a step of this shape: a share of a small step is no less than what a larger one was given in bytes."""
@@ -185,6 +203,24 @@ def check_offload(offload: str | None) -> tuple[str, int | None] | None:
         return rest, None  # the colon is part of the path
 
 
+def check_compress(compress: Compress) -> tuple[str, ...]:
+    """Raises ``UsageError`` where these are no ways to compress; returns them, each once."""
+    if compress is None:
+        return ()
+    asked = (compress,) if isinstance(compress, str) else tuple(compress) if isinstance(compress, Iterable) else (compress,)
+    if unknown := [name for name in asked if name not in OPTIONS]:
+        raise UsageError(f"asked to compress by {unknown[0]!r}; give some of {', '.join(map(repr, OPTIONS))}, or () for nothing")
+    return tuple(option for option in OPTIONS if option in asked)
+
+
+def codec_channels(trace: Trace, budget: Budget, solver: str, compress: tuple[str, ...]) -> tuple[Channel, ...]:
+    """The codecs that a plan for a step could use, as fast as they are on its device; none for a device that is not here, and none that no value can go through."""
+    if solver != "auto" or budget is None or not has_device(trace.device):
+        return ()
+    device = torch.device(trace.device)
+    return tuple(measured(*known, device) for name in codable(trace, compress) if (known := codec_of(name)) is not None)
+
+
 def check_solver(solver: str) -> str:
     """Raises ``UsageError`` where there is no such solver; returns its name."""
     if not isinstance(solver, str):
@@ -198,7 +234,7 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
 
     ``extra_bytes`` are resident now beyond those of the trace: they come off the budget. ``channels``: where values may be offloaded to.
     """
-    if channels and trace.device != "cpu":
+    if channels and trace.device != "cpu" and not channels[0].is_codec:
         raise UsageError(
             f"asked to offload to {channels[0].name}, found a step on {trace.device}; what moves to disk are tensors in the computer's memory: "
             "leave `offload` out"
@@ -345,19 +381,22 @@ def _recorded(model: torch.nn.Module, batch: Any, loss_fn: LossFn, before: State
     return remat.trace
 
 
-def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: str | None = None) -> Plan:
+def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: str | None = None, compress: Compress = EXACT) -> Plan:
     """Makes a plan for a profiled step.
 
     ``offload``: as ``Remat`` takes it, and as the ``Remat`` that obeys the plan must be given it too; how fast it is, is measured now.
+    ``compress``: as ``Remat`` takes it; the one that obeys the plan needs it no more.
 
     Raises:
         BudgetError: the budget is no budget, or more than the device has.
         InfeasibleBudget: no known plan fits; names the least budget and what holds it.
-        UsageError: there is no such solver, or the profile is none, or ``offload`` is no place.
+        UsageError: there is no such solver, or the profile is none, or ``offload`` is no place, or ``compress`` no way to.
         OffloadError: the folder cannot be used.
     """
     check_solver(solver)
-    return plan_for(_trace_of(profile), check_budget(budget), solver, channels=_channels_to(offload))
+    trace, asked = _trace_of(profile), check_budget(budget)
+    codecs = codec_channels(trace, asked, solver, check_compress(compress))
+    return plan_for(trace, asked, solver, channels=(*_channels_to(offload), *codecs))
 
 
 def _channels_to(offload: str | None) -> tuple[Channel, ...]:
@@ -424,18 +463,18 @@ class Frontier:
         return format_columns(("predicted peak", "predicted time", "extra", "no plan below"), rows)
 
 
-def frontier(profile: Profile, *, offload: str | None = None) -> Frontier:
+def frontier(profile: Profile, *, offload: str | None = None, compress: Compress = EXACT) -> Frontier:
     """All that memory costs in time for a profiled step: the whole curve at once, as quick as one ``punar.solve``.
 
     Its plans take about one extra forward pass at most; a budget below its first point may still be met when ``at`` is asked.
-    ``offload``: as ``Remat`` takes it; with it the curve is that of recomputing and moving together, without it that of recomputing alone.
+    ``offload``, ``compress``: as ``Remat`` takes them; without the first, and with ``()`` for the second, the curve is that of recomputing alone.
 
     Raises:
-        UsageError: this is no profile, or ``offload`` is no place.
+        UsageError: this is no profile, or ``offload`` is no place, or ``compress`` no way to.
         OffloadError: the folder cannot be used.
     """
     trace = _trace_of(profile)
-    channels = _channels_to(offload)
+    channels = (*_channels_to(offload), *codec_channels(trace, "min", "auto", check_compress(compress)))
     points = frontier_points(trace, channels)
     plain_ns = max(trace.plain_time_ns, 1)
     return Frontier(
@@ -468,7 +507,9 @@ class Verification:
     """Whether a step under a plan computes what the plain step does.
 
     ``differences``: what is not equal bit for bit. ``is_deterministic``: two plain steps agree; where they do not, a difference
-    shows nothing about the plan. ``measured_peak_bytes``, ``replayed_operators``, ``recomputed_bytes``: of the step under the plan, as it ran.
+    shows nothing about the plan. ``gradient_errors``: of a plan that rounds values, which is never identical, for each parameter how far its gradient is
+    from the plain step's, as the norm of the difference in parts of the norm; ``gradient_error``: of all together.
+    ``measured_peak_bytes``, ``replayed_operators``, ``recomputed_bytes``: of the step under the plan, as it ran.
     """
 
     is_identical: bool
@@ -478,12 +519,20 @@ class Verification:
     measured_peak_bytes: int
     replayed_operators: int
     recomputed_bytes: int
+    gradient_errors: dict[str, float] = field(default_factory=dict)
+    gradient_error: float = 0.0
+
+    @property
+    def is_as_promised(self) -> bool:
+        """Whether the step does what its plan says: all is identical, or only gradients differ, as far as rounding explains it, where it was asked to round."""
+        others = [name for name in self.differences if not name.startswith("gradient of ")]
+        return self.is_identical or bool(self.plan.lossy_codecs and not others and self.gradient_error < 1)
 
     def to_dict(self) -> dict[str, Any]:
         """The verification as JSON-able data, with the plan's predicted peak and its budget in the plan's place."""
-        names = ("is_identical", "is_deterministic", "measured_peak_bytes", "replayed_operators", "recomputed_bytes")
+        names = ("is_identical", "is_deterministic", "is_as_promised", "measured_peak_bytes", "replayed_operators", "recomputed_bytes")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*names, "gradient_error", "gradient_errors")},
             "differences": list(self.differences),
             "predicted_peak_bytes": self.plan.peak_bytes,
             "budget_bytes": self.plan.budget_bytes,
@@ -495,6 +544,12 @@ class Verification:
         replays = f"{count(self.replayed_operators, 'operator')} replayed, {format_bytes(self.recomputed_bytes)} recomputed"
         if self.is_identical:
             return f"identical: loss, gradients, buffers and random state are the plain step's bit for bit ({peaks}; {replays})"
+        if self.is_as_promised:
+            worst = max(self.gradient_errors, key=lambda name: self.gradient_errors[name])
+            return (
+                f"rounded as asked ({', '.join(self.plan.lossy_codecs)}): gradients are {self.gradient_error:.2g} of their norm from the plain step's, "
+                f"at most {self.gradient_errors[worst]:.2g} ({worst}); loss, buffers and random state are its bit for bit ({peaks}; {replays})"
+            )
         listed = ", ".join(self.differences[:5]) + (f" and {len(self.differences) - 5} more" if len(self.differences) > 5 else "")
         cause = (
             "the plan's step differs from the plain one"
@@ -504,17 +559,25 @@ class Verification:
         return f"NOT identical: {cause}: {listed} ({peaks}; {replays})"
 
     def raise_if_different(self) -> None:
-        """Raises ``VerificationError`` where the step is not identical."""
-        if not self.is_identical:
+        """Raises ``VerificationError`` where the step is not identical, nor rounded as asked."""
+        if not self.is_as_promised:
             raise VerificationError(f"asked to verify a plan: {self}. Use torch.use_deterministic_algorithms(True) to find the operator")
 
 
 def verify(
-    model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, budget: Budget = None, plan: Plan | None = None, offload: str | None = None
+    model: torch.nn.Module,
+    batch: Any,
+    loss_fn: LossFn,
+    *,
+    budget: Budget = None,
+    plan: Plan | None = None,
+    offload: str | None = None,
+    compress: Compress = EXACT,
 ) -> Verification:
     """Runs the step plain, twice, and under a plan; compares loss, gradients, buffers and random state bit for bit.
 
-    With neither budget nor plan the least budget is taken. The model, its gradients and the random state are put back. ``offload``: as ``Remat`` takes it.
+    With neither budget nor plan the least budget is taken. The model, its gradients and the random state are put back.
+    ``offload``, ``compress``: as ``Remat`` takes them; of a plan that rounds, the gradients' error is told.
 
     Raises:
         UsageError: both a budget and a plan were given, the loss is no scalar tensor, or nothing requires a gradient.
@@ -525,7 +588,7 @@ def verify(
     if plan is not None and budget is not None:
         raise UsageError("asked to verify both a budget and a plan; a plan has its budget already: give one of the two")
     if plan is None:
-        plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget, offload=offload)
+        plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget, offload=offload, compress=compress)
     with restored(model) as before:
         plain, again = (_outcome(model, batch, loss_fn, before) for _ in range(2))
         remat = Remat(plan=plan, offload=offload)
@@ -533,6 +596,7 @@ def verify(
     measured_peak_bytes = remat.stats[-1].measured_peak_bytes
     assert measured_peak_bytes is not None
     noise, found = _differences(plain, again), _differences(plain, checked)
+    errors, error = gradient_errors(plain[1], checked[1]) if plan.lossy_codecs else ({}, 0.0)
     return Verification(
         is_identical=not found,
         is_deterministic=not noise,
@@ -541,6 +605,8 @@ def verify(
         measured_peak_bytes=measured_peak_bytes,
         replayed_operators=remat.stats[-1].replayed_operators,
         recomputed_bytes=remat.stats[-1].recomputed_bytes,
+        gradient_errors=errors,
+        gradient_error=error,
     )
 
 

@@ -213,6 +213,38 @@ def test_demo_offloads(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[1]["moved_bytes"] > 0
 
 
+def test_demo_rounds_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--model", "unet", "--steps", "2", "--budget", "1.0", "--compress", "int8") == 0
+    assert "bit-identical" in capsys.readouterr().err  # nothing needs rounding
+    assert run("demo", "--compress", "int9") == 2
+    assert "asked to compress by 'int9'; give some of mask" in capsys.readouterr().err
+
+
+def test_compressing_is_planned_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, trace = tmp_path / "dropping.py", str(tmp_path / "trace.json")
+    script.write_text(DROPPING)
+    assert run("profile", str(script), "-o", trace) == 0
+    capsys.readouterr()
+    for ways in ((), ("--compress", "none")):
+        assert run("solve", trace, "--budget", "0.5", "--json", *ways) == 0
+        body = json.loads(capsys.readouterr().out)
+        assert (body["coded_bytes"] > 0) == (not ways)
+    assert run("solve", trace, "--budget", "0.5") == 0
+    assert "compressed " in capsys.readouterr().out
+    assert run("verify", str(script), "--budget", "0.5", "--compress", "bf16", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["is_as_promised"]
+
+
+DROPPING = """
+import torch
+
+
+def make():
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), *(torch.nn.Dropout(0.1) for _ in range(6))) for _ in range(8)]
+    return torch.nn.Sequential(*layers), torch.randn(2000, 64), lambda model, batch: model(batch).square().mean()
+"""
+
+
 def test_demo_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("demo", "--model", "unet", "--steps", "3", "--budget", "0.6") == 0
     lines = capsys.readouterr().out.splitlines()

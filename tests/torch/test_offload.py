@@ -21,7 +21,7 @@ from punar.errors import BlockCorrupted, OffloadError, UsageError
 from punar.ir import EventKind, Trace
 from punar.plan import Plan, make_plan
 from punar.plan.moves import Channel, Move
-from punar.solvers.offload import movable
+from punar.solvers.movable import movable
 from punar.tiers import OperatingSystem, Spool
 from punar.torch.offload import DiskTier, Offload
 from tests.torch.harness import RandomRemat, assert_nothing_lives, no_garbage_collection, train
@@ -76,7 +76,7 @@ class RandomOffload(RandomRemat):
 
     def __init__(self, seed: int, hold: float, offload: Offload, share: float = 0.6) -> None:
         super().__init__(seed, hold)
-        self._session.offload, self.share = offload, share
+        self._session.movers.offload, self.share = offload, share
 
     def _make_plan(self, trace: Trace, *_: int) -> Plan:
         plan = super()._make_plan(trace)
@@ -246,7 +246,7 @@ class RoomFor(OperatingSystem):
 def test_a_disk_that_has_failed_is_planned_without(tmp_path: Path) -> None:
     expected = train(wide, steps=6)
     remat = punar.Remat(budget=0.6)
-    remat._session.offload = offload_to(tmp_path, RoomFor(3))
+    remat._session.movers.offload = offload_to(tmp_path, RoomFor(3))
     with pytest.warns(UserWarning, match="No space left"):
         found = train(wide, steps=6, remat=remat)
     assert [wanted.differences(got) for wanted, got in zip(expected, found, strict=True)] == [[]] * 6

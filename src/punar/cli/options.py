@@ -14,6 +14,7 @@ import typer
 
 from punar.cli.output import WrongArgument
 from punar.errors import BudgetError
+from punar.plan.codecs import OPTIONS
 from punar.units import parse_bytes
 
 MOST_THREADS = 1024
@@ -26,6 +27,11 @@ Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP
 Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
 OFFLOAD_HELP = 'Where activations may be moved: "disk" (the folder for temporary files), "disk:/path" or "disk:/path:500 GiB".'
 
+COMPRESS_HELP = (
+    'How values may be held in fewer bytes: "mask" (exact; the default), "bf16", "int8", "int4" (they round), "none". Repeatable.'
+)
+
+Compress = Annotated[list[str] | None, typer.Option("--compress", help=COMPRESS_HELP)]
 Offload = Annotated[str | None, typer.Option("--offload", help=OFFLOAD_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of weights, batches and dropout.")]
@@ -66,6 +72,19 @@ def offload_to(offload: str | None) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="punar-") as folder:
         yield f"disk:{folder}"
+
+
+def compress_by(names: list[str] | None) -> tuple[str, ...]:
+    """Reads how to compress as ``punar.Remat`` takes it: exactly, besides what was asked for, unless that is nothing.
+
+    Raises:
+        WrongArgument: one of them is no way to compress.
+    """
+    if names == ["none"]:
+        return ()
+    if unknown := [name for name in names or () if name not in OPTIONS]:
+        raise WrongArgument(f"asked to compress by {unknown[0]!r}; give some of {', '.join(OPTIONS)}, or none alone")
+    return ("mask", *(names or ()))
 
 
 def set_threads(threads: int | None) -> None:

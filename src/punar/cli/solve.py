@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Json, Offload, Output, Solver, check_output, offload_to, parse_budget
+from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, Output, Solver, check_output, compress_by, offload_to, parse_budget
 from punar.cli.output import WrongArgument, emit, emit_json, say
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
@@ -19,6 +19,7 @@ def solve(
     output: Output = None,
     solver: Solver = "auto",
     offload: Offload = None,
+    compress: Compress = None,
     json: Json = False,
 ) -> None:
     """Makes a plan that fits a budget, from a trace that `punar profile` wrote."""
@@ -28,7 +29,7 @@ def solve(
     import punar
 
     with offload_to(offload) as place:
-        plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver, offload=place)
+        plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver, offload=place, compress=compress_by(compress))
     if output is not None:
         plan.save(output)
         say(f"wrote {output}")
@@ -41,8 +42,10 @@ def solve(
     emit(f"time        {format_seconds(plan.time_ns)} predicted, plain {format_seconds(plan.plain_time_ns)} ({plan.overhead:+.1%})")
     emit(f"kept        {format_bytes(plan.kept_bytes)}")
     emit(f"recomputed  {format_bytes(plan.recomputed_bytes)} by {plan.replayed_ops} operators")
-    if plan.moves:
-        emit(f"moved       {format_bytes(plan.moved_bytes)} in {2 * len(plan.moves)} copies, waiting {format_seconds(plan.stall_ns)}")
+    if plan.moved_bytes:
+        emit(f"moved       {format_bytes(plan.moved_bytes)}, out and back, waiting {format_seconds(plan.stall_ns)}")
+    if plan.coded_bytes:
+        emit(f"compressed  {format_bytes(plan.coded_bytes)} in {format_seconds(plan.coding_ns)}")
 
 
 def check_solver(spelling: str) -> None:
@@ -57,5 +60,18 @@ def check_solver(spelling: str) -> None:
 
 def _summary(plan: Any) -> dict[str, Any]:
     sizes = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "kept_bytes", "recomputed_bytes", "resident_bytes")
-    names = ("solver", "fingerprint", *sizes, "time_ns", "plain_time_ns", "bound_ns", "replayed_ops", "overhead", "moved_bytes", "stall_ns")
+    names = (
+        "solver",
+        "fingerprint",
+        *sizes,
+        "time_ns",
+        "plain_time_ns",
+        "bound_ns",
+        "replayed_ops",
+        "overhead",
+        "moved_bytes",
+        "stall_ns",
+        "coded_bytes",
+        "coding_ns",
+    )
     return {name: getattr(plan, name) for name in names}

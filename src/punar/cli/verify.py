@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Json, Offload, Seed, Source, Threads, offload_to, parse_budget, set_threads
+from punar.cli.options import (
+    BUDGET_HELP,
+    Compress,
+    Json,
+    Offload,
+    Seed,
+    Source,
+    Threads,
+    compress_by,
+    offload_to,
+    parse_budget,
+    set_threads,
+)
 from punar.cli.output import Exit, emit, emit_json
 from punar.cli.source import load_step
 
@@ -17,6 +29,7 @@ def verify(
     budget: Annotated[str | None, typer.Option("--budget", help=BUDGET_HELP)] = None,
     plan: Annotated[Path | None, typer.Option("--plan", exists=True, dir_okay=False, help="A plan that `punar solve` wrote.")] = None,
     offload: Offload = None,
+    compress: Compress = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
@@ -31,10 +44,10 @@ def verify(
     obeyed = None if plan is None else punar.Plan.load(plan)
     model, batch, loss_fn = load_step(source, seed=seed)
     with offload_to(offload) as place:
-        found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed, offload=place)
+        found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed, offload=place, compress=compress_by(compress))
     if json:
         emit_json(found.to_dict())
     else:
         emit(str(found))
-    if not found.is_identical:
+    if not found.is_as_promised:
         raise typer.Exit(Exit.NOT_VERIFIED)

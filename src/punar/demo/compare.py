@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from punar.api import Remat
+from punar.api import EXACT, Remat
 from punar.errors import InfeasibleBudget
 from punar.reporting import Comparison, Row
 from punar.reporting.report import count
@@ -53,6 +53,7 @@ def compare(
     *,
     seed: int,
     offload: str | None = None,
+    compress: Sequence[str] = EXACT,
     is_infeasible_skipped: bool = False,
     on_step: Callable[[int], None] = lambda runs: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -63,7 +64,7 @@ def compare(
         task: the model, its batches and its loss; left as it is.
         budgets: as ``punar.Remat`` takes them.
         seed: of the random state that every run starts from.
-        offload: as ``punar.Remat`` takes it.
+        offload, compress: as ``punar.Remat`` takes them.
         is_infeasible_skipped: whether a budget below the least feasible one is noted and left out, instead of raised.
         on_step: called after each step of each run with the number of runs that are left.
         on_note: called with a sentence for people.
@@ -71,7 +72,7 @@ def compare(
     Raises:
         InfeasibleBudget: no plan fits a budget.
     """
-    runs = [_make_run(task, "plain", None, seed), *(_make_run(task, str(budget), budget, seed, offload) for budget in budgets)]
+    runs = [_make_run(task, "plain", None, seed), *(_make_run(task, str(budget), budget, seed, offload, compress) for budget in budgets)]
     for step, batch in enumerate(task.batches):
         for run in _rotated(runs, step):
             try:
@@ -86,14 +87,14 @@ def compare(
     return Comparison(device=_device_name(), rows=(_plain_row(plain, runs[1:]), *(_row(run, plain) for run in runs[1:])))
 
 
-def _make_run(task: Task, label: str, budget: Budget | None, seed: int, offload: str | None = None) -> Run:
+def _make_run(task: Task, label: str, budget: Budget | None, seed: int, offload: str | None = None, compress: Sequence[str] = EXACT) -> Run:
     model = copy.deepcopy(task.model)
     return Run(
         label=label,
         budget=budget,
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=task.learning_rate, fused=True),
-        remat=Remat(budget=budget, offload=offload),
+        remat=Remat(budget=budget, offload=offload, compress=compress),
         random_state=torch.Generator().manual_seed(seed).get_state(),
     )
 

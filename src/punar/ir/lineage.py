@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from punar.ir.derived import derived
@@ -116,22 +116,23 @@ def _ends(trace: Trace) -> tuple[list[int], list[int], int]:
     return freed, released, seal
 
 
-def close(trace: Trace, hold_from: Sequence[int]) -> tuple[int, ...]:
+def close(trace: Trace, hold_from: Sequence[int], rounded: Collection[int] = ()) -> tuple[int, ...]:
     """Makes ``hold_from`` obeyable: whatever a replay would need and cannot make again is held from forward on.
 
-    Saved values that cannot be replayed, or cost nothing to hold, are held as well. What no replay needs and autograd did not
-    save comes back as ``NEVER``.
+    Saved values that cannot be replayed, or cost nothing to hold, are held as well, and so is what is made from one that is ``rounded``. What no replay
+    needs and autograd did not save comes back as ``NEVER``.
     """
     line = lineage_of(trace)
     closed = [NEVER] * len(hold_from)
     stack = [v for v in range(len(hold_from)) if line.is_saved[v]]
     seen = [False] * len(hold_from)
+    apart = frozenset(rounded).isdisjoint
     while stack:
         v = stack.pop()
         if seen[v]:
             continue
         seen[v] = True
-        if hold_from[v] <= 0 or not line.can_replay[v] or line.is_free[v]:
+        if hold_from[v] <= 0 or not line.can_replay[v] or line.is_free[v] or not apart(line.reads[line.producer[v]]):
             closed[v] = 0
             continue
         closed[v] = hold_from[v]

@@ -33,7 +33,7 @@ from punar.errors import PlanError
 from punar.ir.fields import Field, FieldError
 
 FORMAT = "punar-trace"
-VERSION = 1
+VERSION = 2
 
 
 class EventKind(enum.IntEnum):
@@ -56,12 +56,13 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """One allocation. Units: bytes as the allocator counts them."""
+    """One allocation. Units: bytes as the allocator counts them. ``dtype``: of the tensor it was made for, such as ``float32``; "" where that is not known."""
 
     id: int
     bytes: int
     is_source: bool
     module: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ class Trace:
             "device": self.device,
             "ops": [list(asdict(op).values()) for op in self.ops],
             "values": [[v.storage, v.version, v.producer] for v in self.values],
-            "storages": [[s.bytes, s.is_source, s.module] for s in self.storages],
+            "storages": [[s.bytes, s.is_source, s.module, s.dtype] for s in self.storages],
             "saves": [s.value for s in self.saves],
             "events": [[int(e.kind), e.id] for e in self.events],
             "resident_bytes": self.resident_bytes,
@@ -281,8 +282,8 @@ def _value_from_row(id: int, row: Field) -> Value:
 
 
 def _storage_from_row(id: int, row: Field) -> Storage:
-    size, is_source, module = row.columns("bytes", "is_source", "module")
-    return Storage(id=id, bytes=size.number(), is_source=is_source.flag(), module=module.text())
+    size, is_source, module, dtype = row.columns("bytes", "is_source", "module", "dtype")
+    return Storage(id=id, bytes=size.number(), is_source=is_source.flag(), module=sys.intern(module.text()), dtype=sys.intern(dtype.text()))
 
 
 def _event_from_row(row: Field) -> Event:
@@ -291,14 +292,14 @@ def _event_from_row(row: Field) -> Event:
 
 
 def _meta_from(found: Field) -> dict[str, str]:
-    """Notes on the step. Those whose names end with ``_bytes`` are numbers."""
+    """Notes on the step. Those whose names end with ``_bytes`` or ``_ns`` are numbers."""
     if type(found.content) is not dict:
         raise found.is_wrong("an object")
     meta = {}
     for name, content in found.content.items():
         note = Field(f"meta.{name}", content)
         meta[name] = note.text()
-        if name.endswith("_bytes") and not re.fullmatch("[0-9]{1,16}", note.text()):
+        if name.endswith(("_bytes", "_ns")) and not re.fullmatch("[0-9]{1,16}", note.text()):
             raise note.is_wrong("a text of a whole number")
     return meta
 
@@ -403,8 +404,8 @@ class TraceBuilder:
         self.saves: list[Save] = []
         self.events: list[Event] = []
 
-    def add_storage(self, *, bytes: int, is_source: bool, module: str = "") -> int:
-        self.storages.append(Storage(id=len(self.storages), bytes=bytes, is_source=is_source, module=module))
+    def add_storage(self, *, bytes: int, is_source: bool, module: str = "", dtype: str = "") -> int:
+        self.storages.append(Storage(id=len(self.storages), bytes=bytes, is_source=is_source, module=module, dtype=dtype))
         return len(self.storages) - 1
 
     def add_value(self, *, storage: int, version: int, producer: int) -> int:

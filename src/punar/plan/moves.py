@@ -9,6 +9,8 @@ NOTE. The rules that both the simulator and the runtime follow.
 3. A replay that reads a moved value, or a demand for it, that comes earlier begins the copy in itself. Both wait for its end.
 4. What has come back is held like any held value (Rule 5 of ``simulate``); nothing moves twice.
 5. A channel copies one block at a time, out and in, in the order in which the copies began.
+6. A codec (``codecs.py``) is a channel too, to fewer bytes on the device itself. It encodes when the value must be gone (Rule 1), beside the
+   value, and decodes when it comes back (Rule 2), beside what was encoded. The computation waits for both.
 """
 
 from __future__ import annotations
@@ -19,14 +21,22 @@ from itertools import accumulate
 
 from punar.ir.derived import derived
 from punar.ir.trace import EventKind, Trace
+from punar.plan.codecs import codec_of
+
+GRAIN = 512
+"""Bytes that encoded values are multiples of, as device allocators' are."""
+
+SCRATCH_FACTOR, SCRATCH_FLOOR = 6, 1 << 16
+"""How many times its bytes, and how many besides, a small value needs as scratch at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """How fast a tier takes blocks and gives them back, as measured. Units: bytes, bytes per second, nanoseconds.
+    """How fast a tier, or a codec, takes blocks and gives them back, as measured. Units: bytes, bytes per second, nanoseconds.
 
     ``capacity_bytes``: what it may hold at once. ``latency_ns``: of each copy. ``busy_percent``: for how much of
-    a copy's time the computation is kept from its cores by it.
+    a copy's time the computation is kept from its cores by it. Of a codec: of each ``block_bytes`` it keeps ``block_kept`` on the
+    device, and needs ``scratch_bytes`` at most for a moment.
     """
 
     name: str
@@ -35,6 +45,21 @@ class Channel:
     read_bytes_per_s: int
     latency_ns: int = 0
     busy_percent: int = 0
+    block_bytes: int = 1
+    block_kept: int = 0
+    scratch_bytes: int = 0
+
+    @property
+    def is_codec(self) -> bool:
+        return self.block_kept > 0
+
+    def kept(self, nbytes: int) -> int:
+        """What stays on the device of a value of so many bytes: whole units of the allocator's."""
+        return -(-(-(-nbytes // self.block_bytes) * self.block_kept) // GRAIN) * GRAIN
+
+    def scratch(self, nbytes: int) -> int:
+        """What encoding or decoding it needs for a moment, besides."""
+        return min(self.scratch_bytes, SCRATCH_FACTOR * nbytes + SCRATCH_FLOOR)
 
     def write_ns(self, nbytes: int) -> int:
         return self.latency_ns + nbytes * 1_000_000_000 // self.write_bytes_per_s
@@ -53,26 +78,38 @@ class Move:
     tier: int = 0
 
 
+def rounded(moves: Sequence[Move], channels: Sequence[Channel]) -> frozenset[int]:
+    """The moved values of which less comes back than was there, so that no replay may start from them."""
+    return frozenset(
+        move.value for move in moves if (known := codec_of(channels[move.tier].name)) is not None and not known[0].is_replayable
+    )
+
+
 class Copies:
     """The second timeline of one simulation. Units: nanoseconds from the step's start.
 
-    ``stall_ns``: what the computation waited for copies; ``busy_ns``: what it lost to them besides; ``copy_ns``: what they took.
+    ``stall_ns``: what the computation waited for copies; ``busy_ns``: what it lost to them besides; ``copy_ns``: what they took;
+    ``coding_ns``: what encoding and decoding took; ``coded_bytes``: of the values that were encoded.
     """
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self.channels = channels
         self.free_at = [0] * len(channels)
-        self.stall_ns = self.busy_ns = self.copy_ns = self.moved_bytes = 0
+        self.stall_ns = self.busy_ns = self.copy_ns = self.moved_bytes = self.coding_ns = self.coded_bytes = 0
         self.ends: dict[int, int] = {}
 
     @property
     def lost_ns(self) -> int:
-        return self.stall_ns + self.busy_ns
+        return self.stall_ns + self.busy_ns + self.coding_ns
 
     def begin(self, move: Move, nbytes: int, now_ns: int, *, is_out: bool) -> None:
         """A copy begins; ``now_ns`` leaves out what was lost to copies so far."""
         channel = self.channels[move.tier]
         takes_ns = channel.write_ns(nbytes) if is_out else channel.read_ns(nbytes)
+        if channel.is_codec:
+            self.coding_ns += takes_ns
+            self.coded_bytes += nbytes if is_out else 0
+            return
         start = max(self.free_at[move.tier], now_ns + self.lost_ns)
         self.free_at[move.tier] = self.ends[move.value] = start + takes_ns
         self.busy_ns += takes_ns * channel.busy_percent // 100

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,11 +14,12 @@ from punar.errors import PlanError
 from punar.ir.fields import Field, FieldError
 from punar.ir.lineage import NEVER, close, recorded_ops
 from punar.ir.trace import Trace, read_json
-from punar.plan.moves import Channel, Move
+from punar.plan.codecs import codec_of
+from punar.plan.moves import Channel, Move, rounded
 from punar.plan.simulate import Simulation, simulate
 
 FORMAT = "punar-plan"
-VERSION = 2
+VERSION = 3
 
 T = TypeVar("T")
 
@@ -77,8 +78,8 @@ class Plan:
             plans it is exact for.
         gap_ns: what the step takes beside its operators and replays: the model's Python code, autograd, and seeing each operator.
         hold_from: for each value of the trace, from which demand on it is held (see the NOTE in ``simulate``).
-        moves: the values that leave the device meanwhile; channels: where to, as fast as they were measured.
-        moved_bytes, copy_ns, stall_ns: of the moves (see ``Simulation``).
+        moves: the values that leave the device meanwhile, or are held in fewer bytes; channels: where to, or how, as fast as they were measured.
+        moved_bytes, copy_ns, stall_ns, coded_bytes, coding_ns: of the moves (see ``Simulation``).
     """
 
     fingerprint: str
@@ -102,11 +103,24 @@ class Plan:
     moved_bytes: int = 0
     copy_ns: int = 0
     stall_ns: int = 0
+    coded_bytes: int = 0
+    coding_ns: int = 0
 
     @property
     def drops_nothing(self) -> bool:
-        """Whether it holds everything on the device."""
+        """Whether it holds everything on the device, as it is."""
         return not self.moves and not any(self.skeleton.is_recorded)
+
+    @property
+    def leaves_device(self) -> bool:
+        """Whether it moves values to a place off the device."""
+        return any(not self.channels[move.tier].is_codec for move in self.moves)
+
+    @property
+    def lossy_codecs(self) -> tuple[str, ...]:
+        """The codecs that it rounds values with."""
+        found = {codec_of(self.channels[move.tier].name) for move in self.moves}
+        return tuple(sorted({known[0].name for known in found if known is not None and not known[0].is_exact}))
 
     def judged(self, trace: Trace) -> Simulation:
         """What the plan costs by the times of a trace, which is that it was made for or that one timed anew."""
@@ -197,8 +211,10 @@ _COSTS = (
     "moved_bytes",
     "copy_ns",
     "stall_ns",
+    "coded_bytes",
+    "coding_ns",
 )
-_SPEEDS = ("capacity_bytes", "write_bytes_per_s", "read_bytes_per_s", "latency_ns", "busy_percent")
+_SPEEDS = tuple(f.name for f in fields(Channel) if f.name != "name")
 _MOST_COST = 1 << 62
 """Sums over a step may exceed what one of its operators can take."""
 
@@ -306,6 +322,10 @@ def _check_moves(plan: Plan) -> None:
     for channel in plan.channels:
         if not channel.write_bytes_per_s or not channel.read_bytes_per_s:
             raise FieldError(f"channel {channel.name!r} has no speed")
+        if channel.is_codec != (codec_of(channel.name) is not None) or not channel.block_bytes:
+            raise FieldError(
+                f"channel {channel.name!r} keeps {channel.block_kept} B of each {channel.block_bytes}, which no codec of that name does"
+            )
 
 
 def make_plan(
@@ -319,7 +339,7 @@ def make_plan(
     channels: Sequence[Channel] = (),
 ) -> Plan:
     """Closes ``hold_from`` over what replays need, has it judged, and writes it up as a plan."""
-    closed = tuple(min(hold, NEVER) for hold in close(trace, hold_from))
+    closed = tuple(min(hold, NEVER) for hold in close(trace, hold_from, rounded(moves, channels)))
     judged = simulate(trace, closed, is_closed=True, moves=moves, channels=channels)
     plain = simulate(trace, (0,) * len(trace.values))
     return Plan(
@@ -344,6 +364,8 @@ def make_plan(
         moved_bytes=judged.moved_bytes,
         copy_ns=judged.copy_ns,
         stall_ns=judged.stall_ns,
+        coded_bytes=judged.coded_bytes,
+        coding_ns=judged.coding_ns,
     )
 
 

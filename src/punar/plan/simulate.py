@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from punar.ir.lineage import Lineage, close, lineage_of, recorded_ops
 from punar.ir.trace import Trace
-from punar.plan.moves import Channel, Copies, Move, times_before
+from punar.plan.moves import Channel, Copies, Move, rounded, times_before
 from punar.plan.stretches import score_of
 
 
@@ -31,7 +31,8 @@ class Simulation:
 
     ``kept_bytes``: storages that only saves or holds keep alive when backward begins. ``recomputed_bytes``: allocated by replays.
     ``peak_event``: the place in ``trace.events`` at which the peak stands. ``moved_bytes``: copied off the device and back, each way counted;
-    ``copy_ns``: what that takes; ``stall_ns``: how long the computation waits for it; ``busy_ns``: what it loses to it besides.
+    ``copy_ns``: what that takes; ``stall_ns``: how long the computation waits for it; ``busy_ns``: what it loses to it besides. ``coded_bytes``:
+    of values held in fewer bytes; ``coding_ns``: what that takes.
     """
 
     peak_bytes: int
@@ -44,6 +45,8 @@ class Simulation:
     copy_ns: int = 0
     stall_ns: int = 0
     busy_ns: int = 0
+    coded_bytes: int = 0
+    coding_ns: int = 0
 
 
 class TooManyReplays(Exception):
@@ -75,7 +78,7 @@ def simulate(
 
     Complexity: O(events + replayed operators).
     """
-    judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from), on_run)
+    judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from, rounded(moves, channels)), on_run)
     judge.left = most_replays
     judge.move(moves, channels)
     judge.run(judge.line.all_steps if on_run else score_of(trace).steps)
@@ -159,6 +162,8 @@ class _Judge:
             copy_ns=self.copies.copy_ns,
             stall_ns=self.copies.stall_ns,
             busy_ns=self.copies.busy_ns,
+            coded_bytes=self.copies.coded_bytes,
+            coding_ns=self.copies.coding_ns,
         )
 
     def alive(self) -> list[tuple[int, int]]:
@@ -309,16 +314,35 @@ class _Judge:
         for move in moves:
             if not self.is_known[move.value]:
                 self.know(move.value)
-            self.copies.begin(
-                move, self.line.bytes[move.value], self.now_ns() + self.line.times[self.line.producer[move.value]], is_out=True
-            )
+            if not self.channel(move).is_codec:
+                run_ns = self.line.times[self.line.producer[move.value]]
+                self.copies.begin(move, self.line.bytes[move.value], self.now_ns() + run_ns, is_out=True)
 
     def land(self, moves: Sequence[Move]) -> None:
         for move in moves:
-            if self.held[move.value] == 1:
+            if self.held[move.value] != 1:
+                continue
+            if self.channel(move).is_codec:
+                self.live += self.kept_of(move)
+                self.code(move, is_out=True)
+            else:
                 self.copies.wait(move.value, self.now_ns())
-                self.held[move.value] = AWAY
-                self.drop_original(self.line.storage[move.value])
+            self.held[move.value] = AWAY
+            self.drop_original(self.line.storage[move.value])
+
+    def channel(self, move: Move) -> Channel:
+        return self.copies.channels[move.tier]
+
+    def kept_of(self, move: Move) -> int:
+        """The bytes that stay on the device."""
+        channel = self.channel(move)
+        return channel.kept(self.line.bytes[move.value]) if channel.is_codec else 0
+
+    def code(self, move: Move, *, is_out: bool) -> None:
+        """Encodes a value, or decodes it; both forms are there meanwhile."""
+        size = self.line.bytes[move.value]
+        self.charge(self.channel(move).scratch(size), is_replay=True)
+        self.copies.begin(move, size, self.now_ns(), is_out=is_out)
 
     def fetch_due(self) -> None:
         while self.coming and self.coming[-1].fetch <= self.clock:
@@ -329,8 +353,8 @@ class _Judge:
     def fetch(self, move: Move) -> None:
         self.held[move.value] = 2
         self.live += self.line.bytes[move.value]
-        self.charge(0, is_replay=True)
-        self.copies.begin(move, self.line.bytes[move.value], self.now_ns(), is_out=False)
+        self.code(move, is_out=False)
+        self.live -= self.kept_of(move)
 
     def arrive(self, value: int) -> None:
         """A moved value is needed now."""
@@ -367,6 +391,8 @@ class _Judge:
     def let_go(self, value: int) -> None:
         if self.held[value] == 2:
             self.live -= self.line.bytes[value]
+        elif self.held[value] == AWAY:
+            self.live -= self.kept_of(self.moves[value])
         elif self.held[value] == 1 and not self.line.is_source[value]:
             self.drop_original(self.line.storage[value])
         self.held[value] = 0

@@ -30,6 +30,8 @@ class StepLike(Protocol):
     @property
     def moved_bytes(self) -> int: ...
     @property
+    def coded_bytes(self) -> int: ...
+    @property
     def is_traced(self) -> bool: ...
     @property
     def plan(self) -> Plan | None: ...
@@ -52,6 +54,7 @@ class Measured:
     recomputed_bytes: int
     replayed_operators: int
     moved_bytes: int = 0
+    coded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +123,12 @@ class Report:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         plan, seen = self.plan, self.obeyed
-        moved = (
-            [("moved, both ways", format_bytes(plan.moved_bytes), format_bytes(seen.moved_bytes) if seen else "-")]
-            if plan and plan.moves
-            else []
-        )
+        moves = (("moved_bytes", "moved, both ways"), ("coded_bytes", "compressed"))
+        moved = [
+            (title, format_bytes(getattr(plan, name)), format_bytes(getattr(seen, name)) if seen else "-")
+            for name, title in moves
+            if plan and getattr(plan, name)
+        ]
         return [
             ("peak, whole step", format_bytes(plan.peak_bytes) if plan else "-", peak_text(seen)),
             ("peak, plain step", format_bytes(plan.plain_peak_bytes) if plan else "-", "-"),
@@ -174,6 +178,7 @@ def measure(steps: Sequence[StepLike]) -> Measured | None:
         recomputed_bytes=steps[-1].recomputed_bytes,
         replayed_operators=steps[-1].replayed_operators,
         moved_bytes=steps[-1].moved_bytes,
+        coded_bytes=steps[-1].coded_bytes,
     )
 
 
@@ -198,5 +203,16 @@ def _plan_fields(plan: Plan) -> dict[str, Any]:
     names = ("fingerprint", "solver", "budget_bytes", "peak_bytes", "plain_peak_bytes", "time_ns", "plain_time_ns", "kept_bytes")
     return {
         name: getattr(plan, name)
-        for name in (*names, "recomputed_bytes", "replayed_ops", "resident_bytes", "bound_ns", "step_time_ns", "moved_bytes", "stall_ns")
+        for name in (
+            *names,
+            "recomputed_bytes",
+            "replayed_ops",
+            "resident_bytes",
+            "bound_ns",
+            "step_time_ns",
+            "moved_bytes",
+            "stall_ns",
+            "coded_bytes",
+            "coding_ns",
+        )
     }

@@ -22,12 +22,11 @@ from typing import ClassVar
 from punar.ir import Trace
 from punar.ir.blocks import cuts_of
 from punar.plan import Plan, make_plan
-from punar.plan.bound import bound
 from punar.plan.moves import Channel
 from punar.plan.simulate import simulate
 from punar.solvers.base import infeasible
 from punar.solvers.greedy import drop_order, dropping, ladder
-from punar.solvers.offload import points_with_moves
+from punar.solvers.offload import bound_with, points_with_moves
 from punar.solvers.revolve import revolved
 from punar.solvers.search import Point, Search, undominated
 from punar.solvers.segments import grouped
@@ -68,12 +67,16 @@ class Frontier:
         trace = self.trace
         forward = sum(op.time_ns + trace.overhead_ns for op in trace.forward_ops)
         points = [point for point in self.points if point.time_ns <= trace.plain_time_ns + PASSES * forward]
-        if self.channels:
+        if any(not channel.is_codec for channel in self.channels):
             return replace(self, points=tuple(points))
         full = simulate(trace, grouped(trace, 1)).peak_bytes
         highest = min(points[0].peak_bytes + NEAR * (points[0].peak_bytes - trace.resident_bytes), full - 1)
         first = _first_worthwhile(points, trace.resident_bytes, highest)
-        return Frontier(trace, tuple(points[_first_proved(trace, points, first, highest) :]))
+        return replace(self, points=tuple(points[_first_proved(self, points, first, highest) :]))
+
+    def bound(self, budget_bytes: int) -> int:
+        """A lower bound on the time of any plan, with moves by the channels or without (see ``bound_with``)."""
+        return bound_with(self.trace, self.channels, budget_bytes)
 
     def at(self, budget_bytes: int) -> Plan:
         """The fastest plan that fits, be it sensible or not."""
@@ -90,8 +93,7 @@ class Frontier:
 
     def plan(self, point: Point, budget_bytes: int) -> Plan:
         plan = make_plan(self.trace, point.hold_from, solver="auto", budget_bytes=budget_bytes, moves=point.moves, channels=self.channels)
-        least_ns = self.trace.plain_time_ns if self.channels else bound(self.trace, budget_bytes)
-        return replace(plan, bound_ns=min(least_ns, plan.time_ns))
+        return replace(plan, bound_ns=min(self.bound(budget_bytes), plan.time_ns))
 
 
 @lru_cache(maxsize=8)
@@ -119,12 +121,12 @@ def _first_worthwhile(points: Sequence[Point], resident_bytes: int, highest_byte
     return first
 
 
-def _first_proved(trace: Trace, points: Sequence[Point], first: int, highest_bytes: float) -> int:
+def _first_proved(frontier: Frontier, points: Sequence[Point], first: int, highest_bytes: float) -> int:
     """The first place from ``first`` on, up to ``highest_bytes``, of a point that is near its lower bound; ``first`` where there is none."""
     for at, point in enumerate(points[first:], start=first):
         if at > first and point.peak_bytes > highest_bytes:
             return first
-        if point.time_ns - bound(trace, point.peak_bytes) <= NEARLY_PROVED * trace.plain_time_ns:
+        if point.time_ns - frontier.bound(point.peak_bytes) <= NEARLY_PROVED * frontier.trace.plain_time_ns:
             return at
     return first
 

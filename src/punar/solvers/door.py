@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from punar.errors import UsageError
 from punar.ir import Trace
-from punar.plan import Plan, lower_bound
+from punar.plan import Plan
 from punar.plan.moves import Channel
 from punar.solvers.auto import Auto, frontier_of
 from punar.solvers.registry import find
@@ -44,7 +44,5 @@ def frontier(trace: Trace) -> tuple[Plan, ...]:
 
 def frontier_points(trace: Trace, channels: tuple[Channel, ...] = ()) -> tuple[tuple[Point, int], ...]:
     """The same curve without its plans written up: each judged point, with the lower bound in ns at its peak."""
-    points = frontier_of(trace, channels).sensible().points
-    if channels:
-        return tuple((point, trace.plain_time_ns) for point in points)
-    return tuple((point, min(lower_bound(trace, point.peak_bytes), point.time_ns)) for point in points)
+    found = frontier_of(trace, channels).sensible()
+    return tuple((point, min(found.bound(point.peak_bytes), point.time_ns)) for point in found.points)

@@ -1,4 +1,4 @@
-"""Plans that also move values off the device: which, when they leave and come back, and the search beside them.
+"""Plans that also move values off the device or hold them in fewer bytes: which, when they leave and come back, and the search beside them.
 
 NOTE. How they are found.
 
@@ -15,22 +15,30 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from operator import attrgetter
 
-from punar.ir import Event, EventKind, Op, Storage, Trace, Value
-from punar.ir.derived import derived
+from punar.ir import Trace
 from punar.ir.lineage import close, lineage_of
-from punar.plan.moves import Channel, Move, times_before
+from punar.plan.bound import bound
+from punar.plan.codecs import CODECS, LOSSY
+from punar.plan.moves import Channel, Move, rounded, times_before
 from punar.plan.simulate import simulate
+from punar.solvers.compress import coded, first_bytes, is_dearer
+from punar.solvers.movable import movable, places_of
 from punar.solvers.search import Point, Search, undominated
-
-LEAST_BYTES = 1 << 16
-"""Smaller storages are not worth a copy."""
+from punar.solvers.without import without
 
 SHARES = (0.25, 0.5, 0.8, 1.1, 1.6, 3.0)
 """The shares of the step's time that copies may take, those above 1 with waiting."""
+
+LARGE = 10_000
+"""Steps of more operators are searched in once for what codecs hold exactly."""
+
+PARTS = (0.25, 0.5, 0.75, 1.0)
+"""Of the bytes that could be rounded, from the model's beginning on: what is made from rounded values cannot be made again, so that whole blocks are."""
 
 MARGIN = 1.1
 """How much longer than measured a copy is expected to take."""
@@ -38,16 +46,52 @@ MARGIN = 1.1
 
 def points_with_moves(trace: Trace, channels: Sequence[Channel]) -> Iterator[Point]:
     """Judged plans that move values, for budgets all the way down."""
-    tried: set[tuple[Move, ...]] = set()
-    for share in SHARES:
-        moves = placed(trace, chosen(trace, channels[0], share), channels[0])
-        if not moves or moves in tried:
+    tried: set[tuple[Move, ...]] = {()}
+    for moves in movings(trace, channels):
+        if moves in tried:
             continue
         tried.add(moves)
-        search = Search(without(trace, moves))
+        search = Search(without(trace, moves, channels))
         search.run()
         for point in undominated(search.points):
             yield judged(trace, point, moves, channels)
+
+
+def movings(trace: Trace, channels: Sequence[Channel]) -> Iterator[tuple[Move, ...]]:
+    """The sets of moves that are tried: what codecs hold exactly; that and what is rounded in parts of the model, or copied in shares of the time."""
+    exact = coded(trace, channels, ("bits", "int32"))
+    yield exact
+    if len(trace.ops) <= LARGE:
+        yield first_bytes(trace, exact, 0.5)
+    signs = coded(trace, channels, ("bits", "sign", "int32"))
+    yield signs
+    for codec in LOSSY:
+        rounded = coded(trace, channels, ("bits", "sign", "int32", codec))
+        if rounded == signs:
+            continue
+        for part in PARTS:
+            yield first_bytes(trace, rounded, part)
+        yield tuple(move for move in rounded if move in signs or is_dearer(trace, move, channels[move.tier]))
+    for tier, share in product([tier for tier, channel in enumerate(channels) if not channel.is_codec][:1], SHARES):
+        others = {move.value for move in exact}
+        copied = placed(trace, [v for v in chosen(trace, channels[tier], share) if v not in others], channels[tier], tier)
+        if copied:
+            yield tuple(sorted((*exact, *copied), key=attrgetter("value")))
+
+
+def bound_with(trace: Trace, channels: Sequence[Channel], budget_bytes: int) -> int:
+    """A lower bound, in ns, on the time of any plan at a budget that may also move values by the channels.
+
+    With codecs it is that of a step in which all that they could hold is away for nothing. Where values may leave the device it is the plain step's time.
+    """
+    if any(not channel.is_codec for channel in channels):
+        return trace.plain_time_ns
+    return bound(_relaxed(trace, tuple(channels)) if channels else trace, budget_bytes)
+
+
+@lru_cache(maxsize=8)
+def _relaxed(trace: Trace, channels: tuple[Channel, ...]) -> Trace:
+    return without(trace, coded(trace, channels, CODECS), channels, is_free=True)
 
 
 def judged(trace: Trace, point: Point, moves: Sequence[Move], channels: Sequence[Channel]) -> Point:
@@ -55,46 +99,14 @@ def judged(trace: Trace, point: Point, moves: Sequence[Move], channels: Sequence
     hold = list(point.hold_from[: len(trace.values)])
     for move in moves:
         hold[move.value] = 0
-    closed = close(trace, hold)
+    closed = close(trace, hold, rounded(moves, channels))
     seen = simulate(trace, closed, is_closed=True, moves=moves, channels=channels)
     return Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=array("i", closed), moves=tuple(moves))
 
 
-def movable(trace: Trace, least_bytes: int = LEAST_BYTES) -> list[int]:
-    """The saved values of at least so many bytes that can move: the last contents of a storage that a forward operator filled and the step lets go of before backward.
-
-    What begins as an empty or constant buffer may be freed and filled again by what the trace does not show, as sharded parameters are. What makes
-    tensors from nothing, with random numbers too, must return the only reference to them: else torch makes another one, by a further operator.
-    """
-    line = lineage_of(trace)
-    last = {value.storage: value.id for value in trace.values}
-    first = {value.storage: value for value in reversed(trace.values)}
-    saved = trace.saved_values()
-    versions = Counter(line.storage[v] for v in saved)
-    places = _places(trace)
-    return [
-        v
-        for v in saved
-        if line.producer[v] >= 0
-        and not trace.ops[line.producer[v]].is_backward
-        and not any(_is_factory(trace.ops[op]) for op in (line.producer[v], first[line.storage[v]].producer) if op >= 0)
-        and not line.is_source[first[line.storage[v]].id]
-        and not line.is_free[v]
-        and line.bytes[v] >= least_bytes
-        and last[line.storage[v]] == v
-        and versions[line.storage[v]] == 1
-        and trace.demand_rank[v]
-        and places.freed.get(line.storage[v], places.seal) < places.seal
-    ]
-
-
-def _is_factory(op: Op) -> bool:
-    return op.kind in ("prelude", "factory") or op.name.startswith("aten.rand")
-
-
 def chosen(trace: Trace, channel: Channel, share: float) -> list[int]:
     """The movable values that take most time a byte to make again, as many as can be copied in a share of the time of forward, and of backward."""
-    line, times, places = lineage_of(trace), times_before(trace), _places(trace)
+    line, times, places = lineage_of(trace), times_before(trace), places_of(trace)
     forward_ns = times[places.seal]
     left = {True: share * forward_ns, False: share * (times[-1] - forward_ns)}
     taken, room = [], channel.capacity_bytes
@@ -108,50 +120,23 @@ def chosen(trace: Trace, channel: Channel, share: float) -> list[int]:
     return taken
 
 
-class _Places:
-    """Where in the events things happen: ``run[op]``, ``freed[storage]``, the first ``demand[value]`` and last ``release[value]``, ``seal``."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.run = [0] * len(trace.ops)
-        self.seal = len(trace.events)
-        self.freed: dict[int, int] = {}
-        self.demand: dict[int, int] = {}
-        self.release: dict[int, int] = {}
-        for place, (kind, id) in enumerate(trace.events):
-            if kind == EventKind.RUN:
-                self.run[id] = place
-            elif kind == EventKind.FREE:
-                self.freed[id] = place
-            elif kind == EventKind.DEMAND:
-                self.seal = min(self.seal, place)
-                self.demand.setdefault(trace.saves[id].value, place)
-            elif kind == EventKind.RELEASE:
-                self.release[trace.saves[id].value] = place
-
-
-@derived
-def _places(trace: Trace) -> _Places:
-    return _Places(trace)
-
-
-def placed(trace: Trace, values: Sequence[int], channel: Channel) -> tuple[Move, ...]:
-    """When some values leave and come back (Rule 2)."""
+def placed(trace: Trace, values: Sequence[int], channel: Channel, tier: int = 0) -> tuple[Move, ...]:
+    """When some values leave and come back (Rule 2); ``tier``: the channel's number."""
     lands, fetches = _lands(trace, values, channel), _fetches(trace, values, channel)
-    return tuple(Move(value=v, land=lands[v], fetch=fetches[v]) for v in sorted(values) if v in lands)
+    return tuple(Move(value=v, land=lands[v], fetch=fetches[v], tier=tier) for v in sorted(values) if v in lands)
 
 
 def _lands(trace: Trace, values: Sequence[int], channel: Channel) -> dict[int, int]:
     """For each value the operator before which its copy should be done; without those for which there is none."""
-    line, times, places = lineage_of(trace), times_before(trace), _places(trace)
-    ops = [op.id for op in trace.forward_ops if op.outputs and places.run[op.id] < places.seal]
-    starts = [times[places.run[op]] for op in ops]
-    runs = [places.run[op] for op in ops]
+    line, times, places = lineage_of(trace), times_before(trace), places_of(trace)
+    ops, runs = places.landing_ops, places.landings
+    starts = [times[run] for run in runs]
     free_at = 0.0
     lands = {}
     for v in sorted(values, key=lambda v: places.run[line.producer[v]]):
         made = places.run[line.producer[v]]
         free_at = max(free_at, times[made + 1]) + MARGIN * channel.write_ns(line.bytes[v])
-        first = bisect_right(runs, max(made, places.freed.get(line.storage[v], made)))
+        first = bisect_right(runs, places.gone(line.producer[v], line.storage[v]))
         at = min(max(bisect_left(starts, free_at), first), len(ops) - 1)
         if runs[at] > made:
             lands[v] = ops[at]
@@ -160,7 +145,7 @@ def _lands(trace: Trace, values: Sequence[int], channel: Channel) -> dict[int, i
 
 def _fetches(trace: Trace, values: Sequence[int], channel: Channel) -> dict[int, int]:
     """For each value the rank from which on it should come back: of the last moved value that is asked for early enough, 0 where there is none."""
-    line, times, places, rank = lineage_of(trace), times_before(trace), _places(trace), trace.demand_rank
+    line, times, places, rank = lineage_of(trace), times_before(trace), places_of(trace), trace.demand_rank
     asked = sorted(values, key=lambda v: rank[v])
     whens = [times[places.demand[v]] for v in asked]
     begin = float(times[-1])
@@ -171,77 +156,3 @@ def _fetches(trace: Trace, values: Sequence[int], channel: Channel) -> dict[int,
         before = min(bisect_right(whens, begin), at)
         fetches[v] = rank[asked[before - 1]] if before else 0
     return fetches
-
-
-def without(trace: Trace, moves: Sequence[Move]) -> Trace:
-    """The trace as if the model itself moved the values (Rule 3).
-
-    A moved value's saves are gone; its storage is freed where it leaves, if the step did not free it later. An operator of backward makes
-    a storage of its size where it comes back, which is freed at its last release. Operators that read it read a source of no bytes instead.
-    """
-    line, places = lineage_of(trace), _places(trace)
-    moved = {move.value for move in moves}
-    source = Value(id=len(trace.values), storage=len(trace.storages), version=0, producer=-1)
-    values, storages, ops = [*trace.values, source], [*trace.storages, Storage(id=source.storage, bytes=0, is_source=True)], list(trace.ops)
-    for op in trace.ops:
-        if not moved.isdisjoint(op.inputs):
-            ops[op.id] = replace(op, inputs=tuple(source.id if v in moved else v for v in op.inputs))
-    before: dict[int, list[Event]] = {}
-    after: dict[int, list[Event]] = {}
-    rank_place = {trace.demand_rank[v]: place for v, place in places.demand.items()}
-    gone: set[int] = set()
-    for move in moves:
-        size, storage = line.bytes[move.value], line.storage[move.value]
-        back = Storage(id=len(storages), bytes=size, is_source=False)
-        shadow = Value(id=len(values), storage=back.id, version=0, producer=len(ops))
-        storages.append(back)
-        values.append(shadow)
-        ops.append(_fetch_op(len(ops), shadow.id, size))
-        leaves = places.run[move.land]
-        if places.freed.get(storage, -1) < leaves:
-            gone.add(storage)
-            before.setdefault(leaves, []).append(Event(EventKind.FREE, storage))
-        comes = rank_place[move.fetch] if move.fetch else places.seal
-        after.setdefault(comes, []).append(Event(EventKind.RUN, shadow.producer))
-        after.setdefault(places.release.get(move.value, len(trace.events) - 1), []).append(Event(EventKind.FREE, back.id))
-    return _rebuilt(trace, ops, values, storages, _events(trace, moved, gone, before, after))
-
-
-def _fetch_op(id: int, value: int, nbytes: int) -> Op:
-    return Op(
-        id=id,
-        name="punar.fetch",
-        kind="copy",
-        is_backward=True,
-        has_grad_mode=False,
-        module="",
-        signature="punar.fetch",
-        inputs=(),
-        outputs=(value,),
-        time_ns=0,
-        peak_bytes=nbytes,
-        is_replayable=False,
-    )
-
-
-def _events(
-    trace: Trace, moved: set[int], gone: set[int], before: dict[int, list[Event]], after: dict[int, list[Event]]
-) -> Iterator[Event]:
-    for place, event in enumerate(trace.events):
-        yield from before.get(place, ())
-        is_of_moved = event.kind not in (EventKind.RUN, EventKind.FREE) and trace.saves[event.id].value in moved
-        if not is_of_moved and not (event.kind == EventKind.FREE and event.id in gone):
-            yield event
-        yield from after.get(place, ())
-
-
-def _rebuilt(trace: Trace, ops: Sequence[Op], values: Sequence[Value], storages: Sequence[Storage], events: Iterator[Event]) -> Trace:
-    """The trace with other tables; saves that no event names any more are left out."""
-    kept: dict[int, int] = {}
-    renamed = []
-    for kind, id in events:
-        if kind not in (EventKind.RUN, EventKind.FREE):
-            id = kept.setdefault(id, len(kept))
-        renamed.append(Event(kind, id))
-    saves = tuple(replace(trace.saves[old], id=new) for old, new in kept.items())
-    return replace(trace, ops=tuple(ops), values=tuple(values), storages=tuple(storages), saves=saves, events=tuple(renamed))

@@ -12,7 +12,8 @@ from torch import Tensor
 from punar.plan.plan import MoveRow
 from punar.torch.attributes import note_unpacked
 from punar.torch.meter import Meter, StorageRecord
-from punar.torch.offload import Coming, Offload, bring, land
+from punar.torch.movers import Movers
+from punar.torch.offload import Coming, bring, land
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, outputs_in
 from punar.torch.random_state import RandomState, generator_of
 from punar.torch.records import Episode, RecordedOp, TensorRef, Value, alias, checksum, overlaps, version_counter
@@ -103,20 +104,19 @@ class Follower:
     Where the pass leaves its script for one of the ``others``, which begin alike, it goes on along that one.
     """
 
-    def __init__(
-        self, episode: Episode, script: Script, meter: Meter, count: ReplayCount, others: list[Script], offload: Offload | None
-    ) -> None:
+    def __init__(self, episode: Episode, script: Script, meter: Meter, count: ReplayCount, others: list[Script], movers: Movers) -> None:
         self.script = self.begun = script
         self.others = others
         self.rows = script.rows
         self.meter = meter
         self.count = count
         self.episode = episode
-        self.offload = offload
+        self.movers = movers
         self.away: dict[int, weakref.ref[Value]] = {}
         self.cursor = self.backward_cursor = 0
         self.backward_rows = script.backward_rows
         self.is_timed, self.may_rest = script.is_timed, script.may_rest
+        count.moved = movers.count
         count.now_ns = meter.now_ns if self.is_timed else time.perf_counter_ns
         self.mismatches = self.resized = 0
         self.has_rested = self.is_overwriting = self.runs_python = False
@@ -288,9 +288,9 @@ class Follower:
 
     def send(self, value: Value, number: int, move: MoveRow) -> None:
         """A value begins to leave the device, where there is somewhere to go."""
-        if self.offload is None or value.base is None:
+        if value.base is None:
             return
-        value.copy = self.offload.tiers[move.tier].send(value.base, self.offload.count)
+        value.copy = self.movers.send(self.script.plan.channels[move.tier], value.base, self.meter)
         if value.copy is not None:
             self.away[number] = weakref.ref(value)
             self.episode.coming = self.episode.coming or Coming(self.meter)
@@ -332,13 +332,22 @@ class Follower:
         value = None if self.episode.is_sealed or self.script.is_plain else _saved(tensor)
         if value is not None:
             hold_if_changed(value, tensor)
-        if value is None or (value.op is None and value.copy is None):
+        if value is None or (value.op is None and value.copy is None) or is_beyond_codec(value):
             return Handle(tensor, self.episode)
         handle = DroppedHandle(tensor, value, self)
         record = self.meter.record_of(tensor)
         assert record is not None
         record.dropped.append(weakref.ref(handle))
         return handle
+
+
+def is_beyond_codec(value: Value) -> bool:
+    """Whether this save of a value needs more of it than its codec keeps: it is good for the first one only, by the operator that made it."""
+    copy = value.copy
+    if copy is None or not copy.takes_one_save:
+        return False
+    is_beyond, copy.is_saved = copy.is_saved, True
+    return is_beyond
 
 
 def run_metered(info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], meter: Meter, peak_bytes: int = 0) -> Any:

@@ -12,7 +12,7 @@ import weakref
 from bisect import insort
 from collections import deque
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,17 +24,28 @@ from punar.tiers import Block, Spool, Transfer, measure
 from punar.torch.meter import Meter
 from punar.torch.records import Value
 
+if TYPE_CHECKING:
+    from punar.torch.codecs import CodedCopy
+
 UNLIMITED = 1 << 50
 """Stands for a capacity that nobody named."""
 
 
 class MoveCount:
-    """What moves did in one step. Units: bytes copied, each way counted; nanoseconds of waiting; ``kept``: moves that could not be made."""
+    """What moves did in one step. Units: bytes copied, each way counted; nanoseconds of waiting; ``kept``: moves that could not be made.
 
-    __slots__ = ("kept", "nbytes", "stall_ns")
+    ``coded_bytes``: of values that were encoded; ``coding_ns``: what that and decoding took.
+    """
+
+    __slots__ = ("coded_bytes", "coding_ns", "kept", "nbytes", "stall_ns")
 
     def __init__(self) -> None:
-        self.nbytes = self.stall_ns = self.kept = 0
+        self.nbytes = self.stall_ns = self.kept = self.coded_bytes = self.coding_ns = 0
+
+    @property
+    def lost_ns(self) -> int:
+        """How long the computation was kept by moves."""
+        return self.stall_ns + self.coding_ns
 
 
 class Coming:
@@ -67,7 +78,7 @@ def land(value: Value) -> None:
         value.copy = None
 
 
-def bring(value: Value, copy: DiskCopy, meter: Meter) -> Tensor:
+def bring(value: Value, copy: DiskCopy | CodedCopy, meter: Meter) -> Tensor:
     """A moved value is needed now (Rule 3): returns a tensor on its storage, and holds it.
 
     Raises:
@@ -82,12 +93,11 @@ def bring(value: Value, copy: DiskCopy, meter: Meter) -> Tensor:
 
 
 class Offload:
-    """Where a session's values may move, and what moved in the step at hand. ``channels``: how fast each of the tiers is."""
+    """Where a session's values may move. ``channels``: how fast each of the tiers is."""
 
     def __init__(self, tiers: list[DiskTier], channels: tuple[Channel, ...]) -> None:
         self.tiers = tiers
         self.channels = channels
-        self.count = MoveCount()
 
     @property
     def has_failed(self) -> bool:
@@ -160,6 +170,8 @@ class DiskTier:
 
 class DiskCopy:
     """One storage's bytes on their way to the spool, there, or on their way back. ``tensor``: what the transfer at hand reads or writes."""
+
+    takes_one_save = is_saved = False
 
     def __init__(self, tier: DiskTier, base: Tensor, count: MoveCount) -> None:
         self.tier, self.count = tier, count

@@ -254,11 +254,18 @@ def signature_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 _DTYPES: dict[torch.dtype, str] = {}
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name, such as ``float32``; equal names are one object."""
+    name = _DTYPES.get(dtype)
+    if name is None:
+        name = _DTYPES[dtype] = sys.intern(str(dtype).removeprefix("torch."))
+    return name
+
+
 def _describe(item: Any) -> str:
     if isinstance(item, Tensor):
-        dtype = _DTYPES.setdefault(item.dtype, str(item.dtype).removeprefix("torch."))
         strides = "" if item.layout != torch.strided or item.is_contiguous() else f"/{list(item.stride())}"
-        return f"{dtype}{[int(n) for n in item.shape]}{strides}"
+        return f"{name_of(item.dtype)}{[int(n) for n in item.shape]}{strides}"
     if isinstance(item, (list, tuple)):
         return f"[{','.join(_describe(i) for i in item)}]"
     if isinstance(item, torch.Generator):

@@ -24,6 +24,7 @@ from punar.torch.operators import PLAIN_TYPES
 from punar.torch.random_state import RandomState
 
 if TYPE_CHECKING:
+    from punar.torch.codecs import CodedCopy
     from punar.torch.offload import Coming, DiskCopy
 
 _disabled = torch._C._DisableTorchDispatch
@@ -42,14 +43,14 @@ class Value:
     """One version of a storage's contents (see the NOTE). ``hold_from``, ``rank``: as in the plan.
 
     ``checksum``: of what a factory filled it with, since a kernel that dispatches nothing may write there before anything reads it.
-    ``copy``: of a value that is moved off the device, until it is back; where ``base`` is None there is nothing else of it.
+    ``copy``: of a value that is moved off the device or encoded, until it is back; where ``base`` is None there is nothing else of it.
     """
 
     __slots__ = ("__weakref__", "base", "checksum", "copy", "hold_from", "nbytes", "op", "rank", "versions", "writes")
 
     def __init__(self, *, op: RecordedOp | None, writes: int, hold_from: int = 0, rank: int = 0, nbytes: int = 0) -> None:
         self.base: Tensor | None = None
-        self.copy: DiskCopy | None = None
+        self.copy: DiskCopy | CodedCopy | None = None
         self.versions: tuple[int, ...] = ()
         self.checksum: int | None = None
         self.op = op

@@ -15,18 +15,19 @@ from torch import Tensor
 
 from punar.errors import ReplayError, SavedTensorModified
 from punar.torch.meter import Meter
-from punar.torch.offload import bring
+from punar.torch.offload import MoveCount, bring
 from punar.torch.operators import outputs_in
 from punar.torch.records import RecordedOp, Slot, Value
 
 
 class ReplayCount:
-    """What replays did in one step. Units: operators, bytes allocated by them, nanoseconds by the clock ``now_ns``."""
+    """What replays did in one step. Units: operators, bytes allocated by them, nanoseconds by the clock ``now_ns``, less those lost to moves (``moved``)."""
 
-    __slots__ = ("nbytes", "now_ns", "operators", "time_ns")
+    __slots__ = ("moved", "nbytes", "now_ns", "operators", "time_ns")
 
     def __init__(self) -> None:
         self.operators = self.nbytes = self.time_ns = 0
+        self.moved = MoveCount()
         self.now_ns: Callable[[], int] = time.perf_counter_ns
 
 
@@ -36,7 +37,7 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
     Raises:
         ReplayError: an operator of the lineage failed, or a held tensor's storage was freed meanwhile.
     """
-    start = count.now_ns()
+    start, lost_ns = count.now_ns(), count.moved.lost_ns
     ops = _closure(target)
     uses = _count_uses(target, ops)
     made: dict[Value, Tensor] = {}
@@ -44,7 +45,7 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
     with _below_everything():
         while ops:
             _run(ops.pop(), clock, uses, made, meter, count)
-    count.time_ns += count.now_ns() - start
+    count.time_ns += count.now_ns() - start - (count.moved.lost_ns - lost_ns)
     base = target.base if target.base is not None else made.get(target)
     if base is None:
         raise ReplayError("asked to recompute a saved tensor, its operators ran and did not make it; please report this with the model")

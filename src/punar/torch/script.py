@@ -180,7 +180,7 @@ class Script:
         trace = replace(trace, meta={**trace.meta, "gap_ns": str(gap_ns)})
         if seen.replayed_ops < _FEWEST_REPLAYED:
             return replace(trace, overhead_ns=self.trace.overhead_ns)
-        kernels_ns = seen.time_ns - seen.stall_ns - seen.busy_ns - trace.plain_time_ns
+        kernels_ns = seen.time_ns - seen.stall_ns - seen.busy_ns - seen.coding_ns - trace.plain_time_ns
         overhead_ns = (int(median(self.replays_ns)) - kernels_ns) // seen.replayed_ops
         return replace(trace, overhead_ns=max(0, overhead_ns))
 

@@ -36,7 +36,8 @@ from punar.torch.engine import announced, aside, is_innermost, runs_python
 from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
-from punar.torch.offload import MoveCount, Offload
+from punar.torch.movers import Movers
+from punar.torch.offload import MoveCount
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
@@ -79,7 +80,8 @@ class StepStats:
     ``predicted_peak_bytes``: the highest of the plans obeyed in the block, None where there was none. ``kept_bytes``: held for backward by
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
     ``moved_bytes``: copied off the device and back, each way counted; ``stall_ns``: time waited for it; ``unmoved_values``: that were to be moved
-    and could not. ``is_traced``: the block, or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
+    or encoded and could not. ``coded_bytes``: of values that were held in fewer bytes; ``coding_ns``: time taken by that. ``is_traced``: the block,
+    or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
     """
 
     measured_peak_bytes: int | None
@@ -93,6 +95,8 @@ class StepStats:
     moved_bytes: int = 0
     stall_ns: int = 0
     unmoved_values: int = 0
+    coded_bytes: int = 0
+    coding_ns: int = 0
 
 
 class Waiting:
@@ -153,7 +157,7 @@ class Session(TorchDispatchMode):
         self.meter: Meter = Meter()
         self.device = torch.device("cpu")
         self.count = ReplayCount()
-        self.offload: Offload | None = None
+        self.movers = Movers()
         self.cache, self.ledger = CostCache({}), Ledger()
         self.calm, self.is_watched = Calm(), True
         self.phase: Waiting | Tracer | Follower | None = None
@@ -215,8 +219,7 @@ class Session(TorchDispatchMode):
         self.complete()
         attributes.install()
         self.count = ReplayCount()
-        if self.offload is not None:
-            self.offload.count = MoveCount()
+        self.movers.count = MoveCount()
         self.is_traced = self.has_rested = self.is_plan_followed = self.is_passage = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.obeyed, self.left, self.followed = [], None, None
@@ -225,7 +228,7 @@ class Session(TorchDispatchMode):
         self.is_watched = not self.calm.is_calm
         self.phase = Waiting(self) if self.is_watched else None
         self.started_ns = self.episode_started_ns = time.perf_counter_ns()
-        self.episode_replay_ns = self.episode_stall_ns = 0
+        self.episode_replay_ns = self.episode_lost_ns = 0
         with ExitStack() as stack:
             if self.is_watched:
                 stack.enter_context(hooks(self.pack, unpack))
@@ -261,7 +264,7 @@ class Session(TorchDispatchMode):
         if not self.is_watched:
             return self.unwatched_stats(time_ns)
         plan = self.obeyed[-1] if self.obeyed else None
-        moved = self.moved
+        moved = self.movers.count
         measured_peak_bytes = self.measured_peak()
         is_plain = False
         if measured_peak_bytes is not None and not (is_failed or self.is_traced):
@@ -280,6 +283,8 @@ class Session(TorchDispatchMode):
             moved_bytes=moved.nbytes,
             stall_ns=moved.stall_ns,
             unmoved_values=moved.kept,
+            coded_bytes=moved.coded_bytes,
+            coding_ns=moved.coding_ns,
         )
 
     def measured_peak(self) -> int | None:
@@ -314,17 +319,12 @@ class Session(TorchDispatchMode):
     def leave_episode(self) -> None:
         """The forward pass is over, for whatever reason."""
         phase, self.phase = self.phase, None
-        now, replay_ns, stall_ns = self.count.now_ns(), self.count.time_ns, self.moved.stall_ns
+        now, replay_ns, lost_ns = self.count.now_ns(), self.count.time_ns, self.movers.count.lost_ns
         if isinstance(phase, Follower):
             phase.episode.seal()
             if self.judge(phase) and phase.is_complete:
-                self.learn(phase, now - self.episode_started_ns - (stall_ns - self.episode_stall_ns), replay_ns - self.episode_replay_ns)
-        self.episode_started_ns, self.episode_replay_ns, self.episode_stall_ns = now, replay_ns, stall_ns
-
-    @property
-    def moved(self) -> MoveCount:
-        """What moved in the block so far."""
-        return MoveCount() if self.offload is None else self.offload.count
+                self.learn(phase, now - self.episode_started_ns - (lost_ns - self.episode_lost_ns), replay_ns - self.episode_replay_ns)
+        self.episode_started_ns, self.episode_replay_ns, self.episode_lost_ns = now, replay_ns, lost_ns
 
     def judge(self, follower: Follower) -> bool:
         """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, such steps are recorded."""
@@ -404,7 +404,7 @@ class Session(TorchDispatchMode):
         if self.is_passage:
             self.allow_passage(measured_peak_bytes)
             return
-        if self.moved.kept:
+        if self.movers.count.kept:
             script.extra_bytes = _OUTDATED
             return
         if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
@@ -593,7 +593,7 @@ class Session(TorchDispatchMode):
 
     def follow(self, episode: Episode, script: Script) -> Follower:
         self.has_failed = False
-        self.phase = follower = Follower(episode, script, self.meter, self.count, self.scripts.others(script), self.offload)
+        self.phase = follower = Follower(episode, script, self.meter, self.count, self.scripts.others(script), self.movers)
         return follower
 
     def record(self, episode: Episode, waiting: Waiting, key: Key) -> Tracer:
@@ -690,7 +690,7 @@ def watch_optimizers(session: Session) -> None:
 def judged_anew(plan: Plan, trace: Trace) -> Plan:
     """The same plan with the times of the same trace timed anew."""
     judged = plan.judged(trace)
-    times = {name: getattr(judged, name) for name in ("time_ns", "copy_ns", "stall_ns")}
+    times = {name: getattr(judged, name) for name in ("time_ns", "copy_ns", "stall_ns", "coding_ns")}
     return replace(plan, **times, plain_time_ns=trace.plain_time_ns, gap_ns=gap_ns_of(trace))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +70,25 @@ class StateSnapshot:
         if repr(self.numpy_random) != repr(other.numpy_random):
             found.append("numpy's random state")
         return found
+
+
+def gradient_errors(exact: StateSnapshot, rounded: StateSnapshot) -> tuple[dict[str, float], float]:
+    """How far gradients are from those of an exact step: the norm of the difference in parts of the norm, of each parameter and of all together.
+
+    A gradient of zeros counts by its own error's norm; one that is there in one of the two alone is infinitely far.
+    """
+    errors, wrong, whole = {}, 0.0, 0.0
+    for name, gradient in exact.gradients.items():
+        other = rounded.gradients[name]
+        if gradient is None or other is None:
+            errors[name] = 0.0 if gradient is other else math.inf
+            continue
+        size = float(gradient.double().norm())
+        distance = float((gradient.double() - other.double()).norm())
+        errors[name] = distance / size if size else distance
+        wrong, whole = wrong + distance**2, whole + size**2
+    total = (wrong / whole) ** 0.5 if whole else wrong**0.5
+    return errors, math.inf if math.inf in errors.values() else total
 
 
 def _numpy_random() -> Any:

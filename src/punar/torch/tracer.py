@@ -19,7 +19,7 @@ from punar.ir import Event, EventKind, Op, Trace, TraceBuilder
 from punar.torch.follower import Handle
 from punar.torch.meter import Meter, StorageRecord
 from punar.torch.modules import ModulePaths
-from punar.torch.operators import PLAIN_TYPES, OperatorInfo, in_backward, operator_info, outputs_in, signature_of, tensors_in
+from punar.torch.operators import PLAIN_TYPES, OperatorInfo, in_backward, name_of, operator_info, outputs_in, signature_of, tensors_in
 from punar.torch.random_state import generator_of
 from punar.torch.records import Episode, Geometry, alias, checksum, overlaps
 from punar.torch.scratch import ScratchProbe
@@ -196,7 +196,7 @@ class Tracer:
         for tensor in tensors:
             record = self.meter.record_created(tensor) if info.makes else None
             if record is not None:
-                storage = self.adopt(record, is_source=False)
+                storage = self.adopt(record, tensor, is_source=False)
                 if is_backward:
                     self.made_in_backward.append(weakref.ref(record))
                 made.append(self.add_value(storage, number))
@@ -218,7 +218,7 @@ class Tracer:
             seen.add(record)
             record.writes += 1
             record.state = None
-            storage = self.adopt(record, is_source=True)
+            storage = self.adopt(record, tensor, is_source=True)
             if info.is_refill:
                 self.freed_between.add(storage)
             self.taint_overwritten_saves(storage, tensor)
@@ -237,8 +237,8 @@ class Tracer:
 
     # -- storages, values ------------------------------------------------------------------------------------------------
 
-    def adopt(self, record: StorageRecord, *, is_source: bool) -> int:
-        """The number of a storage, given to it now where this tracer does not know it.
+    def adopt(self, record: StorageRecord, tensor: Tensor, *, is_source: bool) -> int:
+        """The number of a tensor's storage, given to it now where this tracer does not know it.
 
         What operators made before the episode began, such as noise that is added to the batch, is taken as made by one operator that begins it.
         """
@@ -246,7 +246,9 @@ class Tracer:
             is_prelude = is_source and record.is_created and record not in self.gradients_before
             is_source = is_source and not is_prelude
             record.observer = self.watch
-            record.number = self.builder.add_storage(bytes=self.round(record.nbytes), is_source=is_source, module=self.paths.current())
+            record.number = self.builder.add_storage(
+                bytes=self.round(record.nbytes), is_source=is_source, module=self.paths.current(), dtype=name_of(tensor.dtype)
+            )
             self.current.append(-1)
             self.versions.append(-1)
             if is_source:
@@ -275,7 +277,7 @@ class Tracer:
         record = self.meter.record_of(tensor)
         if record is None:
             return -1
-        storage = self.adopt(record, is_source=True)
+        storage = self.adopt(record, tensor, is_source=True)
         if self.builder.storages[storage].is_source and storage not in self.sources:
             self.sources[storage] = weakref.ref(tensor.untyped_storage())
         leaf = tensor._base if tensor._base is not None else tensor  # views before the episode's first operator were not seen
