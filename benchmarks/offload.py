@@ -164,23 +164,48 @@ def compare(subject: Subject, options: argparse.Namespace) -> list[Result]:
         sampler = Sampler()
         stack.callback(sampler.close)
         runs = make_runs(subject, spool, options)
-        times: dict[str, list[float]] = {run.name: [] for run in runs}
-        identical = dict.fromkeys(times, True)
-        expected: list[Tensor] = []
-        for round in range(WARM_UP + options.rounds):
-            for run in runs[round % len(runs) :] + runs[: round % len(runs)]:
-                subject.model.zero_grad(set_to_none=True)
-                start = time.perf_counter()
-                run.step()
-                took = time.perf_counter() - start
-                gradients = [p.grad for p in subject.model.parameters() if p.grad is not None]
-                expected = expected or [gradient.clone() for gradient in gradients]
-                identical[run.name] &= all(map(torch.equal, gradients, expected))
-                if round >= WARM_UP:
-                    times[run.name].append(took)
-            print(f"{subject.name}: round {round + 1} of {WARM_UP + options.rounds}", file=sys.stderr)
+        times, identical = in_turns(subject, runs, options.rounds)
         growths = {run.name: growth_of(subject, run, sampler) for run in runs}
         return [result_of(subject, run, runs[0], times, growths[run.name], identical[run.name]) for run in runs]
+
+
+def in_turns(
+    subject: Subject, runs: list[Run], rounds: int, settle: Callable[[], None] = lambda: None
+) -> tuple[dict[str, list[float]], dict[str, bool]]:
+    """Seconds of each run's steps, and whether all gradients were bit for bit those of the first; ``settle`` waits for the device."""
+    times: dict[str, list[float]] = {run.name: [] for run in runs}
+    identical = dict.fromkeys(times, True)
+    expected: list[Tensor] = []
+    for round in range(WARM_UP + rounds):
+        for run in runs[round % len(runs) :] + runs[: round % len(runs)]:
+            subject.model.zero_grad(set_to_none=True)
+            settle()
+            start = time.perf_counter()
+            run.step()
+            settle()
+            took = time.perf_counter() - start
+            gradients = [p.grad for p in subject.model.parameters() if p.grad is not None]
+            expected = expected or [gradient.clone() for gradient in gradients]
+            identical[run.name] &= all(map(torch.equal, gradients, expected))
+            if round >= WARM_UP:
+                times[run.name].append(took)
+        print(f"{subject.name}: round {round + 1} of {WARM_UP + rounds}", file=sys.stderr)
+    return times, identical
+
+
+def inside(subject: Subject, remat: punar.Remat) -> Callable[[], None]:
+    """The model's step in a ``Remat``."""
+
+    def step() -> None:
+        with remat:
+            subject.step()
+
+    return step
+
+
+def ratio_to(plain: list[float], mine: list[float]) -> float:
+    """The median over the rounds of the ratio to the plain step of the same round."""
+    return median(own / base for own, base in zip(mine, plain, strict=True))
 
 
 def growth_of(subject: Subject, run: Run, sampler: Sampler) -> int:
@@ -203,13 +228,6 @@ def make_runs(subject: Subject, spool: Spool, options: argparse.Namespace) -> li
     alone = punar.Remat(budget=options.budget)
     moving = punar.Remat(budget=options.budget, offload=f"disk:{options.folder}")
 
-    def inside(remat: punar.Remat) -> Callable[[], None]:
-        def step() -> None:
-            with remat:
-                subject.step()
-
-        return step
-
     def with_hooks() -> None:
         with hooks():
             subject.step()
@@ -217,8 +235,8 @@ def make_runs(subject: Subject, spool: Spool, options: argparse.Namespace) -> li
     return [
         Run("plain", subject.step, meters["plain"]),
         Run("every saved tensor to disk", with_hooks, meters["hooks"], lambda: hooks.moved_bytes),
-        Run("punar, recomputing", inside(alone), alone),
-        Run("punar, recomputing and moving", inside(moving), moving, lambda: moving.stats[-1].moved_bytes),
+        Run("punar, recomputing", inside(subject, alone), alone),
+        Run("punar, recomputing and moving", inside(subject, moving), moving, lambda: moving.stats[-1].moved_bytes),
     ]
 
 
@@ -243,7 +261,7 @@ def result_of(subject: Subject, run: Run, plain: Run, times: dict[str, list[floa
         run=run.name,
         peak_bytes=peaks[-1],
         resident_growth_bytes=growth,
-        time_ratio=median(mine / base for mine, base in zip(times[run.name], times[plain.name], strict=True)),
+        time_ratio=ratio_to(times[plain.name], times[run.name]),
         predicted_ratio=None if plan is None else plan.step_time_ns / 1e9 / median(times[plain.name]),
         moved_bytes=moved,
         hidden=hidden,

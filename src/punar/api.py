@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from punar.reporting.table import format_columns
 from punar.solvers import codable, find, frontier_points, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
-from punar.torch.offload import opened
+from punar.torch.offload import Offload
+from punar.torch.places import Place, opened, physical_bytes, unmeasured
 from punar.torch.script import Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
 from punar.torch.state import StateSnapshot, bytes_equal, gradient_errors, restored, run_step
@@ -34,6 +35,7 @@ from punar.units import format_bytes, format_seconds, parse_bytes
 Budget = str | int | float | None
 Compress = str | Iterable[str] | None
 LossFn = Callable[[Any, Any], Any]
+Offloading = str | Sequence[str] | None
 
 EXACT = ("mask",)
 """How values are compressed where nobody says how: what costs no precision."""
@@ -55,8 +57,10 @@ class Remat:
             reaches; ``"auto"``: what the device has free, less a tenth; None: only measure.
         plan: obey this plan from the first step on, instead of making one.
         solver: who makes the plan; see ``docs/planning.md``.
-        offload: where activations may be moved meanwhile, instead of dropping them: ``"disk:/path/of/a/folder"``, of which at most so much is used
-            as ``"disk:/path:500 GiB"`` says. How fast it is, is measured now. A plan that moves values needs it as well.
+        offload: where activations may be moved meanwhile, instead of dropping them. From a CUDA device to ``"cpu"``, the computer's memory, of
+            which half is used at most, or what ``"cpu:32 GiB"`` says; from the computer's memory to ``"disk:/path/of/a/folder"`` or
+            ``"disk:/path:500 GiB"``. Of several the first that the step's device can use is. How fast a disk is, is measured now, the computer's
+            memory when the first plan is made. A plan that moves values needs it as well.
         compress: how values may be held in fewer bytes meanwhile. ``"mask"`` loses nothing: dropout's masks and the signs ReLU needs as bits, whole
             numbers of 64 bits in 32. ``"bf16"``, ``"int8"``, ``"int4"`` round, so that gradients are no more the plain step's (see ``punar.verify``).
 
@@ -82,7 +86,7 @@ class Remat:
         *,
         plan: Plan | None = None,
         solver: str = "auto",
-        offload: str | None = None,
+        offload: Offloading = None,
         compress: Compress = EXACT,
     ) -> None:
         if plan is not None and budget is not None:
@@ -95,9 +99,13 @@ class Remat:
         self.stats: list[StepStats] = []
         self._promised_bytes = 0
         self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int))
-        self._session.movers.offload = opened(check_offload(offload))
-        if plan is not None and plan.leaves_device and self._session.movers.offload is None:
-            raise UsageError("asked to obey a plan that offloads, found nowhere to: give Remat `offload` too, as when the plan was made")
+        self._places = check_offload(offload)
+        self._opened_for = ""
+        if plan is not None and plan.leaves_device:
+            self._session.movers.offload = unmeasured(self._places, plan.off_device)
+        elif disks := tuple(place for place in self._places if place.folder is not None):
+            self._session.movers.offload = opened(disks, "cpu")
+            self._opened_for = "cpu"
         if plan is not None:
             self._session.fixed = Script(plan)
             self._session.plan = plan
@@ -141,13 +149,21 @@ class Remat:
         return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
 
     def _plan_within(self, trace: Trace, budget: Budget, extra_bytes: int) -> Plan:
-        """The plan for a budget; without moves where the disk has failed and the budget can be met so."""
-        offload = self._session.movers.offload
+        """The plan for a budget; without moves where a tier has failed and the budget can be met so."""
+        offload = self._offload_from(trace.device)
         codecs = codec_channels(trace, budget, self.solver, self.compress)
         if offload is not None and offload.has_failed:
             with suppress(InfeasibleBudget):
                 return plan_for(trace, budget, self.solver, extra_bytes, codecs)
         return plan_for(trace, budget, self.solver, extra_bytes, (*(() if offload is None else offload.channels), *codecs))
+
+    def _offload_from(self, device: str) -> Offload | None:
+        """Where a step on this device may offload to; opened now where that was not yet known."""
+        kind = torch.device(device).type
+        if self._places and kind != self._opened_for:
+            self._session.movers.offload = opened(self._places, device)
+            self._opened_for = kind
+        return self._session.movers.offload
 
     def _budget_for(self, trace: Trace, extra_bytes: int) -> Budget:
         """The budget for a step of this shape: a share of a small step is no less than what a larger one was given in bytes."""
@@ -182,25 +198,40 @@ def check_budget(budget: Budget) -> Budget:
     return budget
 
 
-def check_offload(offload: str | None) -> tuple[str, int | None] | None:
-    """Reads where to offload to, as (folder, most bytes).
+def check_offload(offload: Offloading) -> tuple[Place, ...]:
+    """Reads where to offload to.
 
     Raises:
-        UsageError: it is no text such as ``"disk:/path"`` or ``"disk:/path:500 GiB"``.
+        UsageError: it is no text such as ``"cpu"``, ``"cpu:32 GiB"``, ``"disk:/path"`` or ``"disk:/path:500 GiB"``, nor a list of them.
     """
     if offload is None:
-        return None
-    kind, _, rest = offload.partition(":") if isinstance(offload, str) else ("", "", "")
+        return ()
+    asked = [offload] if isinstance(offload, str) or not isinstance(offload, Sequence) else offload
+    if not asked:
+        raise UsageError(f"asked to offload to {offload!r}, which is no place: name one, or leave `offload` out")
+    return tuple(map(_place_in, asked))
+
+
+def _place_in(text: object) -> Place:
+    kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if text == "cpu" or (kind == "cpu" and _is_size(rest)):
+        return Place(folder=None, most_bytes=parse_bytes(rest) if rest else None)
     if kind != "disk" or not rest:
         raise UsageError(
-            f"asked to offload to {offload!r}; what can be offloaded to is a disk, for tensors in the computer's memory: give "
-            '"disk:/path/of/a/folder", or "disk:/path/of/a/folder:500 GiB" to use at most so much of it'
+            f"asked to offload to {text!r}; what can be offloaded to is the computer's memory, for tensors on a CUDA device, and a disk, for tensors in "
+            'the computer\'s memory: give "cpu", "cpu:32 GiB" to use at most so much of it, "disk:/path/of/a/folder" or "disk:/path/of/a/folder:500 GiB"'
         )
     folder, _, size = rest.rpartition(":")
+    if folder and _is_size(size):
+        return Place(folder=folder, most_bytes=parse_bytes(size))
+    return Place(folder=rest, most_bytes=None)  # a colon is part of the path
+
+
+def _is_size(text: str) -> bool:
     try:
-        return (folder, parse_bytes(size)) if folder else (rest, None)
+        return parse_bytes(text) > 0
     except BudgetError:
-        return rest, None  # the colon is part of the path
+        return False
 
 
 def check_compress(compress: Compress) -> tuple[str, ...]:
@@ -234,11 +265,6 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
 
     ``extra_bytes`` are resident now beyond those of the trace: they come off the budget. ``channels``: where values may be offloaded to.
     """
-    if channels and trace.device != "cpu" and not channels[0].is_codec:
-        raise UsageError(
-            f"asked to offload to {channels[0].name}, found a step on {trace.device}; what moves to disk are tensors in the computer's memory: "
-            "leave `offload` out"
-        )
     if budget == "min":
         return moved(least(trace, channels), extra_bytes)
     plain = simulate(trace, (0,) * len(trace.values))
@@ -312,8 +338,7 @@ def device_memory(device: str) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(kind)
         cached = torch.cuda.memory_reserved(kind) - torch.cuda.memory_allocated(kind)
         return total, free + cached
-    page = os.sysconf("SC_PAGE_SIZE")
-    return page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    return physical_bytes(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +406,7 @@ def _recorded(model: torch.nn.Module, batch: Any, loss_fn: LossFn, before: State
     return remat.trace
 
 
-def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: str | None = None, compress: Compress = EXACT) -> Plan:
+def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: Offloading = None, compress: Compress = EXACT) -> Plan:
     """Makes a plan for a profiled step.
 
     ``offload``: as ``Remat`` takes it, and as the ``Remat`` that obeys the plan must be given it too; how fast it is, is measured now.
@@ -396,12 +421,12 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: st
     check_solver(solver)
     trace, asked = _trace_of(profile), check_budget(budget)
     codecs = codec_channels(trace, asked, solver, check_compress(compress))
-    return plan_for(trace, asked, solver, channels=(*_channels_to(offload), *codecs))
+    return plan_for(trace, asked, solver, channels=(*_channels_to(offload, trace.device), *codecs))
 
 
-def _channels_to(offload: str | None) -> tuple[Channel, ...]:
+def _channels_to(offload: Offloading, device: str) -> tuple[Channel, ...]:
     """How fast a place to offload to is."""
-    place = opened(check_offload(offload))
+    place = opened(check_offload(offload), device)
     if place is None:
         return ()
     place.close()
@@ -463,7 +488,7 @@ class Frontier:
         return format_columns(("predicted peak", "predicted time", "extra", "no plan below"), rows)
 
 
-def frontier(profile: Profile, *, offload: str | None = None, compress: Compress = EXACT) -> Frontier:
+def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress = EXACT) -> Frontier:
     """All that memory costs in time for a profiled step: the whole curve at once, as quick as one ``punar.solve``.
 
     Its plans take about one extra forward pass at most; a budget below its first point may still be met when ``at`` is asked.
@@ -474,7 +499,7 @@ def frontier(profile: Profile, *, offload: str | None = None, compress: Compress
         OffloadError: the folder cannot be used.
     """
     trace = _trace_of(profile)
-    channels = (*_channels_to(offload), *codec_channels(trace, "min", "auto", check_compress(compress)))
+    channels = (*_channels_to(offload, trace.device), *codec_channels(trace, "min", "auto", check_compress(compress)))
     points = frontier_points(trace, channels)
     plain_ns = max(trace.plain_time_ns, 1)
     return Frontier(
@@ -571,7 +596,7 @@ def verify(
     *,
     budget: Budget = None,
     plan: Plan | None = None,
-    offload: str | None = None,
+    offload: Offloading = None,
     compress: Compress = EXACT,
 ) -> Verification:
     """Runs the step plain, twice, and under a plan; compares loss, gradients, buffers and random state bit for bit.

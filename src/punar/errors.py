@@ -10,7 +10,8 @@ PunarError
 ├── SavedTensorModified    a tensor needed for backward was overwritten (also a RuntimeError, as in eager)
 ├── ReplayError            a value could not be computed again (also a RuntimeError)
 ├── OffloadError           a block of bytes could not be kept off the device (also a RuntimeError)
-│   ├── SpoolFull          there is no room for it
+│   ├── SpoolFull          there is no room for it on disk
+│   ├── HostMemoryFull     there is no room for it in pinned host memory
 │   └── BlockCorrupted     what came back is not what was written
 ├── VerificationError      gradients or replays differ from the plain step's
 └── MissingDependency      an optional package that the request needs is absent (also an ImportError)
@@ -76,6 +77,18 @@ class OffloadError(PunarError, RuntimeError):
 
 class SpoolFull(OffloadError):
     """There is no room for a block.
+
+    Attributes:
+        asked_bytes: the size of the block.
+    """
+
+    def __init__(self, message: str, *, asked_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.asked_bytes = asked_bytes
+
+
+class HostMemoryFull(OffloadError):
+    """Pinned host memory for a block is refused by the system, or is more than was allowed.
 
     Attributes:
         asked_bytes: the size of the block.

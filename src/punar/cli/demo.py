@@ -50,7 +50,7 @@ def _compare(
     budgets: list[str | float | int],
     *,
     seed: int,
-    offload: str | None,
+    offload: list[str] | None,
     compress: tuple[str, ...],
     is_infeasible_skipped: bool,
 ) -> Comparison:

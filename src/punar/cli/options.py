@@ -25,14 +25,17 @@ SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name
 
 Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP)]
 Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
-OFFLOAD_HELP = 'Where activations may be moved: "disk" (the folder for temporary files), "disk:/path" or "disk:/path:500 GiB".'
+OFFLOAD_HELP = (
+    'Where activations may be moved: from a CUDA device to "cpu" or "cpu:32 GiB"; from the computer\'s memory to "disk" (the folder for temporary files), '
+    '"disk:/path" or "disk:/path:500 GiB". Repeatable.'
+)
 
 COMPRESS_HELP = (
     'How values may be held in fewer bytes: "mask" (exact; the default), "bf16", "int8", "int4" (they round), "none". Repeatable.'
 )
 
 Compress = Annotated[list[str] | None, typer.Option("--compress", help=COMPRESS_HELP)]
-Offload = Annotated[str | None, typer.Option("--offload", help=OFFLOAD_HELP)]
+Offload = Annotated[list[str] | None, typer.Option("--offload", help=OFFLOAD_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of weights, batches and dropout.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="Threads that torch computes with.")]
@@ -65,13 +68,13 @@ def parse_budget(text: str) -> str | float | int:
 
 
 @contextmanager
-def offload_to(offload: str | None) -> Iterator[str | None]:
-    """Within, the place that was asked for is there: a folder of its own for a bare ``"disk"``."""
-    if offload != "disk":
-        yield offload
+def offload_to(offload: list[str] | None) -> Iterator[list[str] | None]:
+    """Within, the places that were asked for are there: a folder of its own for a bare ``"disk"``."""
+    if not offload or "disk" not in offload:
+        yield offload or None
         return
     with tempfile.TemporaryDirectory(prefix="punar-") as folder:
-        yield f"disk:{folder}"
+        yield [f"disk:{folder}" if place == "disk" else place for place in offload]
 
 
 def compress_by(names: list[str] | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from punar.api import EXACT, Remat
+from punar.api import EXACT, Offloading, Remat
 from punar.errors import InfeasibleBudget
 from punar.reporting import Comparison, Row
 from punar.reporting.report import count
@@ -52,7 +52,7 @@ def compare(
     budgets: Sequence[Budget],
     *,
     seed: int,
-    offload: str | None = None,
+    offload: Offloading = None,
     compress: Sequence[str] = EXACT,
     is_infeasible_skipped: bool = False,
     on_step: Callable[[int], None] = lambda runs: None,
@@ -87,7 +87,7 @@ def compare(
     return Comparison(device=_device_name(), rows=(_plain_row(plain, runs[1:]), *(_row(run, plain) for run in runs[1:])))
 
 
-def _make_run(task: Task, label: str, budget: Budget | None, seed: int, offload: str | None = None, compress: Sequence[str] = EXACT) -> Run:
+def _make_run(task: Task, label: str, budget: Budget | None, seed: int, offload: Offloading = None, compress: Sequence[str] = EXACT) -> Run:
     model = copy.deepcopy(task.model)
     return Run(
         label=label,

@@ -114,7 +114,13 @@ class Plan:
     @property
     def leaves_device(self) -> bool:
         """Whether it moves values to a place off the device."""
-        return any(not self.channels[move.tier].is_codec for move in self.moves)
+        return bool(self.off_device)
+
+    @property
+    def off_device(self) -> tuple[Channel, ...]:
+        """The places off the device that it moves values to."""
+        used = {move.tier for move in self.moves}
+        return tuple(channel for tier, channel in enumerate(self.channels) if tier in used and not channel.is_codec)
 
     @property
     def lossy_codecs(self) -> tuple[str, ...]:

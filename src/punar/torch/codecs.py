@@ -21,6 +21,7 @@ from punar.plan.moves import Channel
 from punar.torch.meter import Meter
 from punar.torch.offload import MoveCount
 from punar.torch.operators import name_of
+from punar.torch.streams import bytes_of, unseen
 
 CHUNK, ACCELERATOR_CHUNK = 1 << 15, 1 << 21
 """Elements that are encoded at a time, on a CPU and elsewhere."""
@@ -78,10 +79,10 @@ class CodedCopy:
     def land(self) -> bool:
         """Encodes them; False where the codec cannot hold them, so that the storage must be kept."""
         assert self.tensor is not None
-        with _uncounted(self.count), _below():
+        with _uncounted(self.count), unseen():
             data = torch.empty(self.tier.channel.kept(self.nbytes), dtype=torch.uint8, device=self.device)
             self.charge(data)
-            self.note = self.tier.coder.encode(_flat(self.tensor), data)
+            self.note = self.tier.coder.encode(bytes_of(self.tensor).view(self.dtype), data)
         self.tensor = None
         if self.note is None:
             self.count.kept += 1
@@ -94,7 +95,7 @@ class CodedCopy:
         """Decodes them, if that is not done: returns a flat tensor of them."""
         if self.tensor is None:
             assert self.data is not None
-            with _uncounted(self.count), _below():
+            with _uncounted(self.count), unseen():
                 self.tensor = torch.empty(self.nbytes // self.dtype.itemsize, dtype=self.dtype, device=self.device)
                 self.charge(self.tensor)
                 self.tier.coder.decode(self.data, self.tensor, self.note)
@@ -121,25 +122,6 @@ class _uncounted:
 
     def __exit__(self, *_: object) -> None:
         self.count.coding_ns += time.perf_counter_ns() - self.start
-
-
-class _below:
-    """No gradients, no modes, no autocast, and no default device."""
-
-    def __enter__(self) -> None:
-        self.parts = (torch.no_grad(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast())
-        for part in self.parts:
-            part.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        for part in reversed(self.parts):
-            part.__exit__(None, None, None)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """A whole storage's elements."""
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage(), 0, (size,), (1,))
 
 
 # -- the codecs ----------------------------------------------------------------------------------------------------------
@@ -376,7 +358,7 @@ def measured(codec: Codec, dtype: str, device: torch.device) -> Channel:
 def _measured(name: str, dtype: str, device: torch.device, threads: int) -> Channel:
     codec, item = CODECS[name], ITEM_BYTES[dtype]
     chunk = CHUNK if device.type == "cpu" else ACCELERATOR_CHUNK
-    with _below():
+    with unseen():
         numbers = torch.arange(_MEASURED_BYTES // item, device=device) % 2
         flat = numbers.to(getattr(torch, dtype))
         large = _times(coder_of(codec), flat)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from punar.plan.plan import MoveRow
 from punar.torch.attributes import note_unpacked
+from punar.torch.codecs import CodedCopy
 from punar.torch.meter import Meter, StorageRecord
 from punar.torch.movers import Movers
 from punar.torch.offload import Coming, bring, land
@@ -344,7 +345,7 @@ class Follower:
 def is_beyond_codec(value: Value) -> bool:
     """Whether this save of a value needs more of it than its codec keeps: it is good for the first one only, by the operator that made it."""
     copy = value.copy
-    if copy is None or not copy.takes_one_save:
+    if not isinstance(copy, CodedCopy) or not copy.takes_one_save:
         return False
     is_beyond, copy.is_saved = copy.is_saved, True
     return is_beyond

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from punar.plan.codecs import codec_of
 from punar.plan.moves import Channel
-from punar.torch.codecs import CodecTier, CodedCopy
+from punar.torch.codecs import CodecTier
 from punar.torch.meter import Meter
-from punar.torch.offload import DiskCopy, MoveCount, Offload
+from punar.torch.offload import Copy, MoveCount, Offload
 
 
 class Movers:
@@ -19,7 +19,13 @@ class Movers:
         self.codecs: dict[Channel, CodecTier] = {}
         self.count = MoveCount()
 
-    def send(self, channel: Channel, base: Tensor, meter: Meter) -> DiskCopy | CodedCopy | None:
+    def begin(self) -> None:
+        """A step begins: what moves is counted anew, and what the last one left behind is let go."""
+        self.count = MoveCount()
+        if self.offload is not None:
+            self.offload.bury()
+
+    def send(self, channel: Channel, base: Tensor, meter: Meter) -> Copy | None:
         """Has a tensor's whole storage leave by a plan's channel; None where that cannot be."""
         if channel.is_codec:
             return self.codec(channel, meter).send(base, self.count)

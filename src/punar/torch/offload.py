@@ -5,14 +5,14 @@ The order of a copy's life is that of the NOTE in ``punar.plan.moves``; the two 
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 import weakref
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,15 +20,12 @@ from torch import Tensor
 
 from punar.errors import OffloadError
 from punar.plan.moves import Channel
-from punar.tiers import Block, Spool, Transfer, measure
-from punar.torch.meter import Meter
-from punar.torch.records import Value
+from punar.tiers import Block, Spool, Transfer
+from punar.torch.streams import bytes_of, unseen
 
 if TYPE_CHECKING:
-    from punar.torch.codecs import CodedCopy
-
-UNLIMITED = 1 << 50
-"""Stands for a capacity that nobody named."""
+    from punar.torch.meter import Meter
+    from punar.torch.records import Value
 
 
 class MoveCount:
@@ -46,6 +43,47 @@ class MoveCount:
     def lost_ns(self) -> int:
         """How long the computation was kept by moves."""
         return self.stall_ns + self.coding_ns
+
+
+class Copy(Protocol):
+    """One storage's bytes on their way to a tier, there, or on their way back; frees what it holds when it dies, whatever is under way."""
+
+    def land(self) -> bool:
+        """From when this returns the device's memory may be handed on; False where the copy failed, so that it must be kept."""
+        ...
+
+    def fetch(self) -> Tensor:
+        """Begins to bring them back, if that has not begun: returns the flat tensor of bytes that they go to."""
+        ...
+
+    def arrive(self) -> None:
+        """From when this returns the device may compute with what is back; raises ``OffloadError`` where it cannot be read."""
+        ...
+
+
+class Tier(Protocol):
+    """Where copies go. ``is_told``: something had to be kept, and that was said."""
+
+    is_told: bool
+
+    def send(self, base: Tensor, count: MoveCount) -> Copy | None:
+        """Begins to copy a tensor's whole storage; None where that cannot be."""
+        ...
+
+    def bury(self) -> None:
+        """Lets go of memory that only copies which nobody needs still read or wrote, where they have ended."""
+        ...
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        ...
+
+
+def tell(tier: Tier, error: OffloadError) -> None:
+    """Says once that values stay on the device."""
+    if not tier.is_told:
+        tier.is_told = True
+        warnings.warn(f"{error}. What cannot be offloaded is kept in memory: gradients are right, the budget may be exceeded", stacklevel=3)
 
 
 class Coming:
@@ -78,7 +116,7 @@ def land(value: Value) -> None:
         value.copy = None
 
 
-def bring(value: Value, copy: DiskCopy | CodedCopy, meter: Meter) -> Tensor:
+def bring(value: Value, copy: Copy, meter: Meter) -> Tensor:
     """A moved value is needed now (Rule 3): returns a tensor on its storage, and holds it.
 
     Raises:
@@ -95,7 +133,7 @@ def bring(value: Value, copy: DiskCopy | CodedCopy, meter: Meter) -> Tensor:
 class Offload:
     """Where a session's values may move. ``channels``: how fast each of the tiers is."""
 
-    def __init__(self, tiers: list[DiskTier], channels: tuple[Channel, ...]) -> None:
+    def __init__(self, tiers: Sequence[Tier], channels: tuple[Channel, ...]) -> None:
         self.tiers = tiers
         self.channels = channels
 
@@ -104,36 +142,15 @@ class Offload:
         """Whether something that was to be moved had to be kept."""
         return any(tier.is_told for tier in self.tiers)
 
-    def close(self) -> None:
-        """Ends the workers and gives the disk's space back."""
+    def bury(self) -> None:
+        """Lets go of memory that no copy needs any more."""
         for tier in self.tiers:
-            tier.spool.close()
+            tier.bury()
 
-
-def opened(disk: tuple[str, int | None] | None) -> Offload | None:
-    """Opens the disk (folder, most bytes) that was asked for, and measures it.
-
-    Raises:
-        OffloadError: the folder cannot be used.
-    """
-    if disk is None:
-        return None
-    folder, most_bytes = disk
-    spool = Spool(folder, most_bytes)
-    speed = measure(spool)
-    channel = Channel(
-        name=f"disk:{folder}",
-        capacity_bytes=UNLIMITED if most_bytes is None else most_bytes,
-        write_bytes_per_s=speed.write_bytes_per_s,
-        read_bytes_per_s=speed.read_bytes_per_s,
-        latency_ns=speed.latency_ns,
-        busy_percent=speed.busy_percent if torch.get_num_threads() >= _cores() else 0,
-    )
-    return Offload([DiskTier(spool)], (channel,))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    def close(self) -> None:
+        """Ends what is under way and gives a disk's space back."""
+        for tier in self.tiers:
+            tier.close()
 
 
 class DiskTier:
@@ -148,6 +165,10 @@ class DiskTier:
         """Begins to copy a tensor's whole storage; None where that cannot be."""
         self.bury()
         try:
+            if base.device.type != "cpu":
+                raise OffloadError(
+                    f'asked to offload a tensor on {base.device} to disk, where those in the computer\'s memory go; give "cpu"'
+                )
             return DiskCopy(self, base, count)
         except OffloadError as error:
             self.tell(error)
@@ -156,22 +177,20 @@ class DiskTier:
 
     def tell(self, error: OffloadError) -> None:
         """Says once that values stay on the device."""
-        if not self.is_told:
-            self.is_told = True
-            warnings.warn(
-                f"{error}. What cannot be offloaded is kept in memory: gradients are right, the budget may be exceeded", stacklevel=2
-            )
+        tell(self, error)
 
     def bury(self) -> None:
         """Lets go of tensors that nobody needs and whose transfers have ended: here, since meters are not for the workers' threads."""
         while self.retired and self.retired[0][0].is_done():
             self.retired.popleft()
 
+    def close(self) -> None:
+        """Ends the workers and gives the disk's space back."""
+        self.spool.close()
+
 
 class DiskCopy:
     """One storage's bytes on their way to the spool, there, or on their way back. ``tensor``: what the transfer at hand reads or writes."""
-
-    takes_one_save = is_saved = False
 
     def __init__(self, tier: DiskTier, base: Tensor, count: MoveCount) -> None:
         self.tier, self.count = tier, count
@@ -205,8 +224,8 @@ class DiskCopy:
         """Begins to bring them back, if that has not begun: returns the flat tensor of bytes that they go to."""
         assert self.block is not None
         if self.tensor is None:
-            with torch._C._DisableTorchDispatch():
-                self.tensor = torch.empty(self.nbytes, dtype=torch.uint8)
+            with unseen():
+                self.tensor = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
             self.transfer = self.tier.spool.read(self.block, _bytes_of(self.tensor))
         return self.tensor
 
@@ -232,7 +251,6 @@ class DiskCopy:
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
     """A whole storage as an array that shares its memory."""
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
-        flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-        array: np.ndarray[Any, Any] = flat.numpy()
+    with unseen():
+        array: np.ndarray[Any, Any] = bytes_of(tensor).numpy()
     return array

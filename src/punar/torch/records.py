@@ -24,8 +24,7 @@ from punar.torch.operators import PLAIN_TYPES
 from punar.torch.random_state import RandomState
 
 if TYPE_CHECKING:
-    from punar.torch.codecs import CodedCopy
-    from punar.torch.offload import Coming, DiskCopy
+    from punar.torch.offload import Coming, Copy
 
 _disabled = torch._C._DisableTorchDispatch
 
@@ -50,7 +49,7 @@ class Value:
 
     def __init__(self, *, op: RecordedOp | None, writes: int, hold_from: int = 0, rank: int = 0, nbytes: int = 0) -> None:
         self.base: Tensor | None = None
-        self.copy: DiskCopy | CodedCopy | None = None
+        self.copy: Copy | None = None
         self.versions: tuple[int, ...] = ()
         self.checksum: int | None = None
         self.op = op

@@ -37,7 +37,6 @@ from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.movers import Movers
-from punar.torch.offload import MoveCount
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
@@ -219,7 +218,7 @@ class Session(TorchDispatchMode):
         self.complete()
         attributes.install()
         self.count = ReplayCount()
-        self.movers.count = MoveCount()
+        self.movers.begin()
         self.is_traced = self.has_rested = self.is_plan_followed = self.is_passage = False
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.obeyed, self.left, self.followed = [], None, None
@@ -525,6 +524,7 @@ class Session(TorchDispatchMode):
         waiting = self.phase if isinstance(self.phase, Waiting) else Waiting(self)
         signature = signature_of(str(func), args, kwargs)
         if self.fixed is not None:
+            self.set_device(tensors_in((*args, *kwargs.values())))
             return self.follow(episode, self.given_script(signature))
         gradient_bytes = sum(record.nbytes for record in self.alive_gradients())
         key = self.scripts.nearest_key(signature, gradient_bytes)

@@ -1,0 +1,125 @@
+"""Opens the places that a user names to offload to, where the device of a step is known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from punar.errors import OffloadError, UsageError
+from punar.plan.moves import Channel
+from punar.tiers import Spool, measure
+from punar.torch.host import HostTier, measured
+from punar.torch.offload import DiskTier, Offload
+from punar.torch.streams import CudaStreams
+
+UNLIMITED = 1 << 50
+"""Stands for a capacity that nobody named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A folder on a disk, for what is in the computer's memory; or with none that memory, for what is on a CUDA device. ``most_bytes``: to use there."""
+
+    folder: str | None
+    most_bytes: int | None
+
+    @property
+    def name(self) -> str:
+        return "cpu" if self.folder is None else f"disk:{self.folder}"
+
+    @property
+    def kind(self) -> str:
+        """As the names of a plan's channels begin."""
+        return self.name.partition(":")[0]
+
+    def serves(self, device: str) -> bool:
+        """Whether tensors of this device can go there."""
+        return torch.device(device).type == ("cuda" if self.folder is None else "cpu")
+
+
+def opened(places: Sequence[Place], device: str) -> Offload | None:
+    """Opens the first of the places that serves a device, and measures how fast it is; None where none was asked for.
+
+    Where the system refuses pinned memory, a plan must do without: there is no channel then.
+
+    Raises:
+        UsageError: none serves it.
+        OffloadError: a folder cannot be used.
+    """
+    if not places:
+        return None
+    place = next((place for place in places if place.serves(device)), None)
+    if place is None:
+        raise UsageError(f"asked to offload to {' or '.join(place.name for place in places)}, found a step on {device}; {_advice(device)}")
+    if place.folder is not None:
+        spool = Spool(place.folder, place.most_bytes)
+        return Offload([DiskTier(spool)], (_channel_of(spool, place),))
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"asked how fast {device} copies to the computer's memory, found no CUDA device here; plan on the machine that trains"
+        )
+    tier = HostTier(capacity_of(place), CudaStreams(torch.device(device)))
+    assert tier.streams is not None
+    try:
+        return Offload([tier], (measured(tier.streams, tier.capacity_bytes),))
+    except OffloadError as error:
+        tier.tell(error)
+        return Offload([tier], ())
+
+
+def unmeasured(places: Sequence[Place], channels: Sequence[Channel]) -> Offload:
+    """Opens the place that a plan given beforehand moves to; how fast it is matters no more.
+
+    Raises:
+        UsageError: it is none of those asked for.
+        OffloadError: a folder cannot be used.
+    """
+    kind = channels[0].name.partition(":")[0]
+    place = next((place for place in places if place.kind == kind), None)
+    if place is None:
+        asked = f"only {' and '.join(place.name for place in places)}" if places else "nowhere to"
+        raise UsageError(
+            f"asked to obey a plan that offloads to {channels[0].name}, found {asked}: give Remat `offload` too, as when the plan was made"
+        )
+    if place.folder is None:
+        return Offload([HostTier(capacity_of(place))], tuple(channels))
+    return Offload([DiskTier(Spool(place.folder, place.most_bytes))], tuple(channels))
+
+
+def capacity_of(place: Place) -> int:
+    """How much pinned memory may be used: half of the machine's where nobody said."""
+    return physical_bytes() // 2 if place.most_bytes is None else place.most_bytes
+
+
+def physical_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _advice(device: str) -> str:
+    match torch.device(device).type:
+        case "cpu":
+            return 'its tensors are in the computer\'s memory already: give a disk, "disk:/path/of/a/folder"'
+        case "cuda":
+            return "what moves to disk are tensors in the computer's memory: give \"cpu\", for the computer's memory itself, or leave `offload` out"
+        case _:
+            return "nothing can be offloaded from there: leave `offload` out"
+
+
+def _channel_of(spool: Spool, place: Place) -> Channel:
+    speed = measure(spool)
+    return Channel(
+        name=place.name,
+        capacity_bytes=UNLIMITED if place.most_bytes is None else place.most_bytes,
+        write_bytes_per_s=speed.write_bytes_per_s,
+        read_bytes_per_s=speed.read_bytes_per_s,
+        latency_ns=speed.latency_ns,
+        busy_percent=speed.busy_percent if torch.get_num_threads() >= _cores() else 0,
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
