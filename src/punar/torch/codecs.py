@@ -57,8 +57,9 @@ class CodecTier:
         self.coder = coder_of(codec)
 
     def send(self, base: Tensor, count: MoveCount) -> CodedCopy | None:
-        """Will encode a tensor's whole storage; None where it is of another dtype than was traced."""
-        if name_of(base.dtype) != self.dtype or base.untyped_storage().nbytes() % base.element_size():
+        """Will encode a tensor's whole storage; None where it is empty, or of another dtype than was traced."""
+        nbytes = base.untyped_storage().nbytes()
+        if name_of(base.dtype) != self.dtype or not nbytes or nbytes % base.element_size():
             count.kept += 1
             return None
         return CodedCopy(self, base, count)
