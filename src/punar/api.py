@@ -59,8 +59,8 @@ class Remat:
         solver: who makes the plan; see ``docs/planning.md``.
         offload: where activations may be moved meanwhile, instead of dropping them. From a CUDA device to ``"cpu"``, the computer's memory, of
             which half is used at most, or what ``"cpu:32 GiB"`` says; from the computer's memory to ``"disk:/path/of/a/folder"`` or
-            ``"disk:/path:500 GiB"``. Of several the first that the step's device can use is. How fast a disk is, is measured now, the computer's
-            memory when the first plan is made. A plan that moves values needs it as well.
+            ``"disk:/path:500 GiB"``. Of several all that the step's device can use are, the first one first. How fast a disk is, is measured now, the
+            computer's memory when the first plan is made. A plan that moves values needs it as well.
         compress: how values may be held in fewer bytes meanwhile. ``"mask"`` loses nothing: dropout's masks and the signs ReLU needs as bits, whole
             numbers of 64 bits in 32. ``"bf16"``, ``"int8"``, ``"int4"`` round, so that gradients are no more the plain step's (see ``punar.verify``).
 
@@ -209,7 +209,10 @@ def check_offload(offload: Offloading) -> tuple[Place, ...]:
     asked = [offload] if isinstance(offload, str) or not isinstance(offload, Sequence) else offload
     if not asked:
         raise UsageError(f"asked to offload to {offload!r}, which is no place: name one, or leave `offload` out")
-    return tuple(map(_place_in, asked))
+    places = tuple(map(_place_in, asked))
+    if len({place.name for place in places}) < len(places):
+        raise UsageError(f"asked to offload to {offload!r}, which names a place twice: name each once")
+    return places
 
 
 def _place_in(text: object) -> Place:

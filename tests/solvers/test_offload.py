@@ -88,6 +88,22 @@ def test_a_plan_with_moves_is_judged_as_it_is_written_up(trace: Trace) -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_two_places_carry_more_than_one(trace: Trace) -> None:
+    one = channel_of(trace, 1.0)
+    two = (replace(one, capacity_bytes=one.write_bytes_per_s // 50), replace(one, name="other"))
+    alone, both = frontier_of(trace, (one,)), frontier_of(trace, two)
+    middle = (alone.points[0].peak_bytes + alone.points[-1].peak_bytes) // 2
+    plan = both.at(middle)
+    assert {move.tier for move in plan.moves} == {0, 1}
+    assert held_at(trace, plan, 0) <= two[0].capacity_bytes
+    assert plan.judged(trace).time_ns == plan.time_ns
+    assert plan.time_ns <= frontier_of(trace).at(middle).time_ns
+
+
+def held_at(trace: Trace, plan: Plan, tier: int) -> int:
+    return sum(trace.storages[trace.values[move.value].storage].bytes for move in plan.moves if move.tier == tier)
+
+
 def test_the_frontier_shows_both_curves(trace: Trace, tmp_path: Path) -> None:
     profile = punar.Profile(trace=trace)
     alone, both = punar.frontier(profile), punar.frontier(profile, offload=f"disk:{tmp_path}")

@@ -508,7 +508,7 @@ def test_places() -> None:
     )
 
 
-@pytest.mark.parametrize("asked", [[], "cpu:", "cpu:much", "cpu:0 B", ["cpu", 3], b"cpu", {"cpu": 1}, 3])
+@pytest.mark.parametrize("asked", [[], "cpu:", "cpu:much", "cpu:0 B", ["cpu", 3], b"cpu", {"cpu": 1}, 3, ["cpu", "cpu:1 GiB"]])
 def test_no_places(asked: Any) -> None:
     with pytest.raises(UsageError, match="asked to offload to"):
         punar.Remat(budget="min", offload=asked)
@@ -519,12 +519,12 @@ def test_the_computers_memory_is_no_place_for_what_is_there() -> None:
         train(wide, steps=2, remat=punar.Remat(budget=0.5, offload="cpu"))
 
 
-def test_the_first_place_that_serves_the_device_is_used(tmp_path: Path) -> None:
+def test_places_that_do_not_serve_the_device_are_left_out(tmp_path: Path) -> None:
     expected = train(wide, steps=3)
     remat = punar.Remat(budget="min", offload=["cpu:1 GiB", f"disk:{tmp_path}"])
     assert_same(expected, train(wide, steps=3, remat=remat))
     assert remat._session.movers.offload is not None
-    assert remat._session.movers.offload.channels[0].name == f"disk:{tmp_path}"
+    assert [channel.name for channel in remat._session.movers.offload.channels] == [f"disk:{tmp_path}"]
 
 
 @pytest.fixture
@@ -623,7 +623,6 @@ def test_a_tensor_on_another_device_is_kept() -> None:
     count, tier = MoveCount(), HostTier(ROOM)
     with pytest.warns(UserWarning, match="asked to offload a tensor on cpu"):
         assert tier.send(torch.ones(4), count) is None
-    assert count.kept == 1
 
 
 def test_a_step_on_a_device_without_one() -> None:

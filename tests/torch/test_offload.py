@@ -76,17 +76,18 @@ class RandomOffload(RandomRemat):
 
     def __init__(self, seed: int, hold: float, offload: Offload, share: float = 0.6) -> None:
         super().__init__(seed, hold)
-        self._session.movers.offload, self.share = offload, share
+        self._session.movers.offload = self.offload = offload
+        self.share = share
 
     def _make_plan(self, trace: Trace, *_: int) -> Plan:
         plan = super()._make_plan(trace)
         draw = random.Random(self.seed)
-        moves = [random_move(trace, v, draw) for v in movable(trace, 1) if draw.random() < self.share]
-        moves = [move for move in moves if move is not None]
+        drawn = [random_move(trace, v, draw) for v in movable(trace, 1) if draw.random() < self.share]
+        moves = [replace(move, tier=draw.randrange(len(self.offload.tiers))) for move in drawn if move is not None]
         hold = list(plan.hold_from)
         for move in moves:
             hold[move.value] = 0
-        return make_plan(trace, hold, solver="random", budget_bytes=0, moves=moves, channels=(SLOW,))
+        return make_plan(trace, hold, solver="random", budget_bytes=0, moves=moves, channels=self.offload.channels)
 
 
 def random_move(trace: Trace, value: int, draw: random.Random) -> Move | None:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from itertools import product
 from operator import attrgetter
 
 from punar.ir import Trace
@@ -72,11 +71,20 @@ def movings(trace: Trace, channels: Sequence[Channel]) -> Iterator[tuple[Move, .
         for part in PARTS:
             yield first_bytes(trace, rounded, part)
         yield tuple(move for move in rounded if move in signs or is_dearer(trace, move, channels[move.tier]))
-    for tier, share in product([tier for tier, channel in enumerate(channels) if not channel.is_codec][:1], SHARES):
-        others = {move.value for move in exact}
-        copied = placed(trace, [v for v in chosen(trace, channels[tier], share) if v not in others], channels[tier], tier)
+    for share in SHARES:
+        copied = copied_in(trace, channels, share, {move.value for move in exact})
         if copied:
             yield tuple(sorted((*exact, *copied), key=attrgetter("value")))
+
+
+def copied_in(trace: Trace, channels: Sequence[Channel], share: float, others: Collection[int] = ()) -> list[Move]:
+    """What is copied off the device in a share of the step's time, without some values: by each place what those before it left."""
+    moves: list[Move] = []
+    for tier, channel in enumerate(channels):
+        if not channel.is_codec:
+            taken = {*others, *(move.value for move in moves)}
+            moves += placed(trace, chosen(trace, channel, share, taken), channel, tier)
+    return moves
 
 
 def bound_with(trace: Trace, channels: Sequence[Channel], budget_bytes: int) -> int:
@@ -104,13 +112,17 @@ def judged(trace: Trace, point: Point, moves: Sequence[Move], channels: Sequence
     return Point(peak_bytes=seen.peak_bytes, time_ns=seen.time_ns, hold_from=array("i", closed), moves=tuple(moves))
 
 
-def chosen(trace: Trace, channel: Channel, share: float) -> list[int]:
-    """The movable values that take most time a byte to make again, as many as can be copied in a share of the time of forward, and of backward."""
+def chosen(trace: Trace, channel: Channel, share: float, others: Collection[int] = ()) -> list[int]:
+    """The movable values that take most time a byte to make again, as many as can be copied in a share of the time of forward, and of backward.
+
+    ``others`` are left out.
+    """
     line, times, places = lineage_of(trace), times_before(trace), places_of(trace)
     forward_ns = times[places.seal]
     left = {True: share * forward_ns, False: share * (times[-1] - forward_ns)}
     taken, room = [], channel.capacity_bytes
-    for v in sorted(movable(trace), key=lambda v: (-line.times[line.producer[v]] / line.bytes[v], v)):
+    candidates = [v for v in movable(trace) if v not in others]
+    for v in sorted(candidates, key=lambda v: (-line.times[line.producer[v]] / line.bytes[v], v)):
         out_ns, in_ns = channel.write_ns(line.bytes[v]), channel.read_ns(line.bytes[v])
         away_ns = times[places.demand[v]] - times[places.run[line.producer[v]]]
         if out_ns > left[True] or in_ns > left[False] or line.bytes[v] > room or away_ns < 2 * (out_ns + in_ns):

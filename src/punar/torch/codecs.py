@@ -60,7 +60,6 @@ class CodecTier:
         """Will encode a tensor's whole storage; None where it is empty, or of another dtype than was traced."""
         nbytes = base.untyped_storage().nbytes()
         if name_of(base.dtype) != self.dtype or not nbytes or nbytes % base.element_size():
-            count.kept += 1
             return None
         return CodedCopy(self, base, count)
 

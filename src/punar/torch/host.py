@@ -169,7 +169,6 @@ class HostTier:
             return HostCopy(self, streams, base, self.pool.take(base.untyped_storage().nbytes()), count)
         except OffloadError as error:
             self.tell(error)
-            count.kept += 1
             return None
 
     def _streams_of(self, base: Tensor) -> Streams:

@@ -27,9 +27,13 @@ class Movers:
 
     def send(self, channel: Channel, base: Tensor, meter: Meter) -> Copy | None:
         """Has a tensor's whole storage leave by a plan's channel; None where that cannot be."""
+        copy: Copy | None = None
         if channel.is_codec:
-            return self.codec(channel, meter).send(base, self.count)
-        return None if self.offload is None else self.offload.tiers[0].send(base, self.count)
+            copy = self.codec(channel, meter).send(base, self.count)
+        elif self.offload is not None:
+            copy = self.offload.send(channel, base, self.count)
+        self.count.kept += copy is None
+        return copy
 
     def codec(self, channel: Channel, meter: Meter) -> CodecTier:
         tier = self.codecs.get(channel)

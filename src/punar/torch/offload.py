@@ -131,11 +131,17 @@ def bring(value: Value, copy: Copy, meter: Meter) -> Tensor:
 
 
 class Offload:
-    """Where a session's values may move. ``channels``: how fast each of the tiers is."""
+    """Where a session's values may move. ``channels``: how fast each of the tiers is, or was for the plan that is obeyed."""
 
     def __init__(self, tiers: Sequence[Tier], channels: tuple[Channel, ...]) -> None:
         self.tiers = tiers
         self.channels = channels
+        self.places = {channel.name: place for place, channel in enumerate(channels)}
+
+    def send(self, channel: Channel, base: Tensor, count: MoveCount) -> Copy | None:
+        """Begins to copy a tensor's whole storage to a channel's tier, or where that fails to one of the next; None where all do."""
+        copies = (tier.send(base, count) for tier in self.tiers[self.places[channel.name] :])
+        return next((copy for copy in copies if copy is not None), None)
 
     @property
     def has_failed(self) -> bool:
@@ -172,7 +178,6 @@ class DiskTier:
             return DiskCopy(self, base, count)
         except OffloadError as error:
             self.tell(error)
-            count.kept += 1
             return None
 
     def tell(self, error: OffloadError) -> None:

@@ -12,7 +12,7 @@ from punar.errors import OffloadError, UsageError
 from punar.plan.moves import Channel
 from punar.tiers import Spool, measure
 from punar.torch.host import HostTier, measured
-from punar.torch.offload import DiskTier, Offload
+from punar.torch.offload import DiskTier, Offload, Tier
 from punar.torch.streams import CudaStreams
 
 UNLIMITED = 1 << 50
@@ -41,9 +41,9 @@ class Place:
 
 
 def opened(places: Sequence[Place], device: str) -> Offload | None:
-    """Opens the first of the places that serves a device, and measures how fast it is; None where none was asked for.
+    """Opens those of the places that serve a device, and measures how fast they are; None where none was asked for.
 
-    Where the system refuses pinned memory, a plan must do without: there is no channel then.
+    Where the system refuses pinned memory, a plan must do without: there is no channel for it then.
 
     Raises:
         UsageError: none serves it.
@@ -51,42 +51,54 @@ def opened(places: Sequence[Place], device: str) -> Offload | None:
     """
     if not places:
         return None
-    place = next((place for place in places if place.serves(device)), None)
-    if place is None:
+    serving = [place for place in places if place.serves(device)]
+    if not serving:
         raise UsageError(f"asked to offload to {' or '.join(place.name for place in places)}, found a step on {device}; {_advice(device)}")
-    if place.folder is not None:
-        spool = Spool(place.folder, place.most_bytes)
-        return Offload([DiskTier(spool)], (_channel_of(spool, place),))
+    found = [_opened_on_disk(place) if place.folder is not None else _opened_on_host(place, device) for place in serving]
+    usable = [(tier, channel) for tier, channel in found if channel is not None]
+    return Offload([tier for tier, _ in usable], tuple(channel for _, channel in usable))
+
+
+def _opened_on_disk(place: Place) -> tuple[Tier, Channel]:
+    assert place.folder is not None
+    spool = Spool(place.folder, place.most_bytes)
+    return DiskTier(spool), _channel_of(spool, place)
+
+
+def _opened_on_host(place: Place, device: str) -> tuple[Tier, Channel | None]:
     if not torch.cuda.is_available():
         raise UsageError(
             f"asked how fast {device} copies to the computer's memory, found no CUDA device here; plan on the machine that trains"
         )
-    tier = HostTier(capacity_of(place), CudaStreams(torch.device(device)))
-    assert tier.streams is not None
+    streams = CudaStreams(torch.device(device))
+    tier = HostTier(capacity_of(place), streams)
     try:
-        return Offload([tier], (measured(tier.streams, tier.capacity_bytes),))
+        return tier, measured(streams, tier.capacity_bytes)
     except OffloadError as error:
         tier.tell(error)
-        return Offload([tier], ())
+        return tier, None
 
 
 def unmeasured(places: Sequence[Place], channels: Sequence[Channel]) -> Offload:
-    """Opens the place that a plan given beforehand moves to; how fast it is matters no more.
+    """Opens the places that a plan given beforehand moves to; how fast they are matters no more.
 
     Raises:
-        UsageError: it is none of those asked for.
+        UsageError: one is none of those asked for.
         OffloadError: a folder cannot be used.
     """
-    kind = channels[0].name.partition(":")[0]
-    place = next((place for place in places if place.kind == kind), None)
-    if place is None:
-        asked = f"only {' and '.join(place.name for place in places)}" if places else "nowhere to"
-        raise UsageError(
-            f"asked to obey a plan that offloads to {channels[0].name}, found {asked}: give Remat `offload` too, as when the plan was made"
-        )
-    if place.folder is None:
-        return Offload([HostTier(capacity_of(place))], tuple(channels))
-    return Offload([DiskTier(Spool(place.folder, place.most_bytes))], tuple(channels))
+    left = list(places)
+    tiers: list[Tier] = []
+    for channel in channels:
+        alike = [place for place in left if place.kind == channel.name.partition(":")[0]]
+        if not alike:
+            asked = f"only {' and '.join(place.name for place in places)}" if places else "nowhere to"
+            raise UsageError(
+                f"asked to obey a plan that offloads to {channel.name}, found {asked}: give Remat `offload` too, as when the plan was made"
+            )
+        place = next((place for place in alike if place.name == channel.name), alike[0])
+        left.remove(place)
+        tiers.append(HostTier(capacity_of(place)) if place.folder is None else DiskTier(Spool(place.folder, place.most_bytes)))
+    return Offload(tiers, tuple(channels))
 
 
 def capacity_of(place: Place) -> int:
