@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import punar
-from punar.costs import CostCache, Ledger
+from punar.api import check_offload
+from punar.costs import CostCache, Ledger, remembered
+from punar.plan.moves import Channel
+from punar.torch import places
 from tests.synthetic import chain
 
 DEVICE = {"device_name": "abacus", "threads": "1"}
@@ -90,3 +93,28 @@ def test_a_second_run_plans_with_the_first_ones_times(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1
     again = train(1)
     assert all(len(again._session.ledger.times_of(op)) == 3 for op in again.trace.ops if op.kind != "prelude")
+
+
+def test_a_disk_is_measured_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = places.measure
+    monkeypatch.setattr(places, "measure", lambda spool: calls.append(spool) or real(spool, blocks=1, block_bytes=1 << 16, repeats=1))
+
+    def channels() -> tuple[Channel, ...]:
+        offload = places.opened(check_offload(f"disk:{tmp_path}"), "cpu")
+        assert offload is not None
+        offload.close()
+        return offload.channels
+
+    assert channels() == channels()
+    assert len(calls) == 1
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace("read_bytes_per_s", "damaged"))
+    channels()
+    assert len(calls) == 2
+
+
+def test_figures_that_are_remembered(folder: Path) -> None:
+    assert remembered(DEVICE, ["a"], lambda: {"a": 7, "none": 0}) == {"a": 7, "none": 0}
+    assert remembered(DEVICE, ["a"], dict) == {"a": 7}
+    assert remembered(DEVICE, ["b"], lambda: {"b": 1}) == {"b": 1}

@@ -34,7 +34,7 @@ SHARES = (0.25, 0.5, 0.8, 1.1, 1.6, 3.0)
 """The shares of the step's time that copies may take, those above 1 with waiting."""
 
 LARGE = 10_000
-"""Steps of more operators are searched in once for what codecs hold exactly."""
+"""Steps of more operators are searched in less often: once for what codecs hold exactly, twice for what is copied."""
 
 PARTS = (0.25, 0.5, 0.75, 1.0)
 """Of the bytes that could be rounded, from the model's beginning on: what is made from rounded values cannot be made again, so that whole blocks are."""
@@ -71,7 +71,7 @@ def movings(trace: Trace, channels: Sequence[Channel]) -> Iterator[tuple[Move, .
         for part in PARTS:
             yield first_bytes(trace, rounded, part)
         yield tuple(move for move in rounded if move in signs or is_dearer(trace, move, channels[move.tier]))
-    for share in SHARES:
+    for share in SHARES if len(trace.ops) <= LARGE else SHARES[2::2]:
         copied = copied_in(trace, channels, share, {move.value for move in exact})
         if copied:
             yield tuple(sorted((*exact, *copied), key=attrgetter("value")))
