@@ -448,6 +448,36 @@ def test_elements_that_do_not_fit_are_kept() -> None:
     assert [stats.unmoved_values > 0 for stats in remat.stats[-2:]] == [True, True]
 
 
+def test_as_many_elements_as_a_batch_chooses() -> None:
+    """Experts get other numbers of tokens in each step than in the one that was traced."""
+    least = 0.0
+
+    def loss_of_chosen(model: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(model, nn.Sequential)
+        return mean_square(model[1:], model[0](x)[(x[:, 0] > least).nonzero()[:, 0]])
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        nonlocal least
+        loss = loss_of_chosen(model, x)
+        loss.backward()
+        least += 0.2
+        return loss
+
+    def run(remat: punar.Remat | None = None) -> list[Outcome]:
+        nonlocal least
+        least = 0.0
+        torch.manual_seed(0)
+        return outcomes(step, make_dropping(), torch.randn(512, 32), steps=5, remat=remat)
+
+    plan = all_coded(punar.profile(make_dropping(), torch.randn(512, 32), loss_of_chosen), "mask")
+    expected = run()
+    remat = punar.Remat(plan=replace(plan, budget_bytes=1 << 40))
+    assert [wanted.differences(got) for wanted, got in zip(expected, run(remat), strict=True)] == [[]] * 5
+    coded = [stats.coded_bytes for stats in remat.stats[1:]]
+    assert coded == sorted(set(coded), reverse=True)
+    assert coded[-1] > (128 + 128 + 32) * 4 * 512  # what the first block, which sees all rows, has
+
+
 # -- asking for it -------------------------------------------------------------------------------------------------------
 
 

@@ -277,10 +277,11 @@ class Follower:
         written = info.written(args, kwargs) if info.writes else []
         out, made = self.run(row, info, args, kwargs, written)
         for number, move in row.moves:
-            if move.place >= len(made) or made[move.place][2].nbytes != move.bytes:
+            if move.place >= len(made):
                 self.resized += 1
                 continue
             place, tensor, record = made[move.place]
+            self.resized += record.nbytes != move.bytes  # as many rows as a batch chose, say: they leave all the same
             value = Value(op=None, writes=record.writes, rank=move.rank, nbytes=record.nbytes)
             value.hold(alias(tensor), is_just_written=place < 0)
             self.enter(value, record)
