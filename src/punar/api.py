@@ -58,7 +58,7 @@ class Remat:
         plan: obey this plan from the first step on, instead of making one.
         solver: who makes the plan; see ``docs/planning.md``.
         offload: where activations may be moved meanwhile, instead of dropping them. From a CUDA device to ``"cpu"``, the computer's memory, of
-            which half is used at most, or what ``"cpu:32 GiB"`` says; from the computer's memory to ``"disk:/path/of/a/folder"`` or
+            which half is used at most, or what ``"cpu:32 GiB"`` says; from any to ``"disk:/path/of/a/folder"`` or
             ``"disk:/path:500 GiB"``. Of several all that the step's device can use are, the first one first. How fast a disk is, is measured now, the
             computer's memory when the first plan is made. A plan that moves values needs it as well.
         compress: how values may be held in fewer bytes meanwhile. ``"mask"`` loses nothing: dropout's masks and the signs ReLU needs as bits, whole
@@ -221,8 +221,8 @@ def _place_in(text: object) -> Place:
         return Place(folder=None, most_bytes=parse_bytes(rest) if rest else None)
     if kind != "disk" or not rest:
         raise UsageError(
-            f"asked to offload to {text!r}; what can be offloaded to is the computer's memory, for tensors on a CUDA device, and a disk, for tensors in "
-            'the computer\'s memory: give "cpu", "cpu:32 GiB" to use at most so much of it, "disk:/path/of/a/folder" or "disk:/path/of/a/folder:500 GiB"'
+            f"asked to offload to {text!r}; what can be offloaded to is the computer's memory, for tensors on a CUDA device, and a disk: "
+            'give "cpu", "cpu:32 GiB" to use at most so much of it, "disk:/path/of/a/folder" or "disk:/path/of/a/folder:500 GiB"'
         )
     folder, _, size = rest.rpartition(":")
     if folder and _is_size(size):

@@ -279,7 +279,9 @@ def test_remat_with_a_disk(tmp_path: Path) -> None:
     assert remat.plan is not None
     assert remat.stats[-1].measured_peak_bytes == remat.stats[-1].plan.peak_bytes  # type: ignore[union-attr]
     assert list(tmp_path.iterdir()) == []
-    assert ("moved, both ways" in str(remat.report())) == bool(remat.plan.moves)
+    reported = remat.report().plan  # that of the last step: times were learned after it, and another plan may be in force since
+    assert reported is not None
+    assert ("moved, both ways" in str(remat.report())) == bool(reported.moves)
     again = Plan.from_json(remat.plan.to_json())
     assert again == remat.plan
     if again.moves:
@@ -313,8 +315,8 @@ def test_verified_and_planned_beforehand(tmp_path: Path) -> None:
 
 def test_a_step_on_another_device(tmp_path: Path) -> None:
     profile = punar.profile(*made())
-    elsewhere = punar.Profile(trace=replace(profile.trace, device="cuda:0"))
-    with pytest.raises(UsageError, match="found a step on cuda:0"):
+    elsewhere = punar.Profile(trace=replace(profile.trace, device="xpu:0"))
+    with pytest.raises(UsageError, match="found a step on xpu:0"):
         punar.solve(elsewhere, budget="min", offload=f"disk:{tmp_path}")
 
 

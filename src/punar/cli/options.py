@@ -26,7 +26,7 @@ SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name
 Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP)]
 Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
 OFFLOAD_HELP = (
-    'Where activations may be moved: from a CUDA device to "cpu" or "cpu:32 GiB"; from the computer\'s memory to "disk" (the folder for temporary files), '
+    'Where activations may be moved: from a CUDA device to "cpu" or "cpu:32 GiB"; from any to "disk" (the folder for temporary files), '
     '"disk:/path" or "disk:/path:500 GiB". Repeatable.'
 )
 

@@ -22,6 +22,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class Transfer:
 
     def is_done(self) -> bool:
         return self._future.done()
+
+    def wait_for_end(self) -> None:
+        """Waits for the end, be it good or bad."""
+        wait_for([self._future])
 
     def wait(self) -> Block:
         """Waits for the end and returns the block.

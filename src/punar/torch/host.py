@@ -15,7 +15,7 @@ from torch import Tensor
 
 from punar.errors import HostMemoryFull, OffloadError
 from punar.plan.moves import Channel
-from punar.torch.offload import MoveCount, tell
+from punar.torch.offload import MoveCount, Telling
 from punar.torch.streams import CudaStreams, Event, Streams, bytes_of, unseen
 from punar.units import format_bytes
 
@@ -27,13 +27,22 @@ BLOCK_BYTES, REPEATS = 32 << 20, 3
 
 
 class PinnedBlock:
-    """Room for ``nbytes`` in pieces of pinned memory, the last of which need not be full."""
+    """Room for ``nbytes`` in pieces of pinned memory, the last of which need not be full; with ``is_of_pool`` unset, of memory that no pool takes back."""
 
-    __slots__ = ("nbytes", "pieces")
+    __slots__ = ("is_of_pool", "nbytes", "pieces")
 
-    def __init__(self, nbytes: int, pieces: list[Tensor]) -> None:
+    def __init__(self, nbytes: int, pieces: list[Tensor], *, is_of_pool: bool = True) -> None:
         self.nbytes = nbytes
         self.pieces = pieces
+        self.is_of_pool = is_of_pool
+
+    def parts(self) -> list[Tensor]:
+        """What of each piece is used."""
+        left, parts = self.nbytes, []
+        for piece in self.pieces:
+            parts.append(piece[:left])
+            left -= len(parts[-1])
+        return parts
 
     def beside(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each part of ``flat`` with its place in the block."""
@@ -70,8 +79,8 @@ class PinnedPool:
             self._sort()
             return self.pinned_bytes - sum(size * len(free) for size, free in self._free.items())
 
-    def take(self, nbytes: int) -> PinnedBlock:
-        """Room for so many bytes.
+    def take(self, nbytes: int, *, is_idle: bool = False) -> PinnedBlock:
+        """Room for so many bytes; ``is_idle``: waits until no copy reads or writes it any more.
 
         Raises:
             HostMemoryFull: the pool's capacity is reached, or the system refuses more.
@@ -81,7 +90,7 @@ class PinnedPool:
             self._sort()
             try:
                 for size in pieces_of(nbytes):
-                    pieces.append(self._piece(size, nbytes))
+                    pieces.append(self._piece(size, nbytes, is_idle=is_idle))
             except OffloadError:
                 for piece in pieces:
                     self._free.setdefault(piece.numel(), deque()).append((piece, _DONE))
@@ -90,17 +99,21 @@ class PinnedPool:
 
     def give(self, block: PinnedBlock, event: Event) -> None:
         """Takes a block back whose last copy is done with ``event``. Takes no lock: finalizers call it, in whichever thread they run."""
-        self._returned.extend((piece, event) for piece in block.pieces)
+        if block.is_of_pool:
+            self._returned.extend((piece, event) for piece in block.pieces)
 
     def _sort(self) -> None:
         while self._returned:
             piece, event = self._returned.popleft()
             self._free.setdefault(piece.numel(), deque()).append((piece, event))
 
-    def _piece(self, size: int, nbytes: int) -> Tensor:
+    def _piece(self, size: int, nbytes: int, *, is_idle: bool) -> Tensor:
         free = self._free.get(size)
         if free:
-            return free.popleft()[0]
+            piece, event = free.popleft()
+            if is_idle:
+                event.synchronize()
+            return piece
         if self.pinned_bytes + size > self.capacity_bytes:
             self._let_go()
         if self.pinned_bytes + size > self.capacity_bytes:
@@ -142,12 +155,11 @@ class _Done:
 _DONE = _Done()
 
 
-class HostTier:
+class HostTier(Telling):
     """Pinned host memory for tensors on one CUDA device: that of ``streams``, else that of the first tensor."""
 
     def __init__(self, capacity_bytes: int, streams: Streams | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        self.is_told = False
         self.retired: deque[tuple[Event, Tensor]] = deque()
         self.streams: Streams | None = None
         if streams is not None:
@@ -165,11 +177,18 @@ class HostTier:
         """Begins to copy a tensor's whole storage; None where that cannot be."""
         self.bury()
         try:
-            streams = self._streams_of(base)
-            return HostCopy(self, streams, base, self.pool.take(base.untyped_storage().nbytes()), count)
+            return self.begun(self._streams_of(base), base, count)
         except OffloadError as error:
             self.tell(error)
             return None
+
+    def begun(self, streams: Streams, base: Tensor, count: MoveCount) -> HostCopy:
+        """A copy that has begun.
+
+        Raises:
+            OffloadError: there is no room for it.
+        """
+        return HostCopy(self, streams, base, self.pool.take(base.untyped_storage().nbytes()), count)
 
     def _streams_of(self, base: Tensor) -> Streams:
         if self.streams is None and base.device.type == "cuda":
@@ -178,10 +197,6 @@ class HostTier:
             known = "CUDA devices" if self.streams is None else str(self.streams.device)
             raise OffloadError(f'asked to offload a tensor on {base.device}, "cpu" is where tensors on {known} go; train on one device')
         return self.streams
-
-    def tell(self, error: OffloadError) -> None:
-        """Says once that values stay on the device."""
-        tell(self, error)
 
     def bury(self) -> None:
         """Lets go of device memory that nobody needs and whose copies are done."""
@@ -203,7 +218,9 @@ class HostCopy:
     """
 
     def __init__(self, tier: HostTier, streams: Streams, base: Tensor, block: PinnedBlock, count: MoveCount) -> None:
-        self.tier, self.streams, self.count, self.block = tier, streams, count, block
+        self.tier, self.streams, self.count = tier, streams, count
+        self.block: PinnedBlock | None = block
+        self.nbytes = block.nbytes
         self.is_there = False
         self.tensor: Tensor | None = bytes_of(base)
         self.event = self._begun(block.beside(self.tensor))
@@ -213,7 +230,12 @@ class HostCopy:
             return  # the copy could not even begin
         if self.tensor is not None:
             self.tier.retired.append((self.event, self.tensor))
-        self.tier.pool.give(self.block, self.event)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Nobody needs the copy any more."""
+        if self.block is not None:
+            self.tier.pool.give(self.block, self.event)
 
     def land(self) -> bool:
         """The compute stream waits until they are there, so that the device's memory can be handed on in its order."""
@@ -230,7 +252,8 @@ class HostCopy:
         """
         assert self.is_there
         if self.tensor is None:
-            self.tensor = self.streams.device_bytes(self.block.nbytes)
+            assert self.block is not None
+            self.tensor = self.streams.device_bytes(self.nbytes)
             self.event = self._begun([(place, part) for part, place in self.block.beside(self.tensor)])
         return self.tensor
 
@@ -248,7 +271,7 @@ class HostCopy:
     def _waited(self) -> None:
         self.streams.compute_waits(self.event)
         self.tensor = None
-        self.count.nbytes += self.block.nbytes
+        self.count.nbytes += self.nbytes
 
 
 def measured(streams: Streams, capacity_bytes: int, block_bytes: int = BLOCK_BYTES) -> Channel:

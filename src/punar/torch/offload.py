@@ -62,9 +62,12 @@ class Copy(Protocol):
 
 
 class Tier(Protocol):
-    """Where copies go. ``is_told``: something had to be kept, and that was said."""
+    """Where copies go."""
 
-    is_told: bool
+    @property
+    def is_told(self) -> bool:
+        """Whether something had to be kept, and that was said."""
+        ...
 
     def send(self, base: Tensor, count: MoveCount) -> Copy | None:
         """Begins to copy a tensor's whole storage; None where that cannot be."""
@@ -79,11 +82,17 @@ class Tier(Protocol):
         ...
 
 
-def tell(tier: Tier, error: OffloadError) -> None:
-    """Says once that values stay on the device."""
-    if not tier.is_told:
-        tier.is_told = True
-        warnings.warn(f"{error}. What cannot be offloaded is kept in memory: gradients are right, the budget may be exceeded", stacklevel=3)
+class Telling:
+    """Says once that values stay on the device. ``is_told``: that was said."""
+
+    is_told = False
+
+    def tell(self, error: OffloadError) -> None:
+        if not self.is_told:
+            self.is_told = True
+            warnings.warn(
+                f"{error}. What cannot be offloaded is kept in memory: gradients are right, the budget may be exceeded", stacklevel=3
+            )
 
 
 class Coming:
@@ -159,13 +168,12 @@ class Offload:
             tier.close()
 
 
-class DiskTier:
+class DiskTier(Telling):
     """A spool file for tensors in the computer's memory."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
         self.retired: deque[tuple[Transfer, Tensor]] = deque()
-        self.is_told = False
 
     def send(self, base: Tensor, count: MoveCount) -> DiskCopy | None:
         """Begins to copy a tensor's whole storage; None where that cannot be."""
@@ -179,10 +187,6 @@ class DiskTier:
         except OffloadError as error:
             self.tell(error)
             return None
-
-    def tell(self, error: OffloadError) -> None:
-        """Says once that values stay on the device."""
-        tell(self, error)
 
     def bury(self) -> None:
         """Lets go of tensors that nobody needs and whose transfers have ended: here, since meters are not for the workers' threads."""

@@ -8,22 +8,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from punar.costs import remembered
 from punar.errors import OffloadError, UsageError
 from punar.plan.moves import Channel
 from punar.tiers import Spool, measure
 from punar.torch.host import HostTier, measured
-from punar.torch.offload import DiskTier, Offload, Tier
+from punar.torch.offload import Copy, DiskTier, MoveCount, Offload, Tier
+from punar.torch.staged import StagedTier
 from punar.torch.streams import CudaStreams
 
 UNLIMITED = 1 << 50
 """Stands for a capacity that nobody named."""
 
+STAGING_SHARE = 8
+"""The share of the machine's memory that is pinned at most for what is on its way to a disk."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A folder on a disk, for what is in the computer's memory; or with none that memory, for what is on a CUDA device. ``most_bytes``: to use there."""
+    """A folder on a disk, or with none the computer's memory, for what is on a CUDA device. ``most_bytes``: to use there."""
 
     folder: str | None
     most_bytes: int | None
@@ -39,7 +44,35 @@ class Place:
 
     def serves(self, device: str) -> bool:
         """Whether tensors of this device can go there."""
-        return torch.device(device).type == ("cuda" if self.folder is None else "cpu")
+        return torch.device(device).type in (("cuda",) if self.folder is None else ("cpu", "cuda"))
+
+
+class Disk:
+    """A spool for tensors in the computer's memory, or through pinned memory on a CUDA device: whichever comes first."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.spool = spool
+        self.tier: DiskTier | StagedTier | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether something had to be kept."""
+        return self.tier is not None and self.tier.is_told
+
+    def send(self, base: Tensor, count: MoveCount) -> Copy | None:
+        """Begins to copy a tensor's whole storage; None where that cannot be."""
+        if self.tier is None:
+            self.tier = StagedTier(self.spool, staging_bytes()) if base.device.type == "cuda" else DiskTier(self.spool)
+        return self.tier.send(base, count)
+
+    def bury(self) -> None:
+        """Lets go of memory that only copies which nobody needs still read or wrote, where they have ended."""
+        if self.tier is not None:
+            self.tier.bury()
+
+    def close(self) -> None:
+        """Ends what is under way and gives the disk's space back."""
+        (self.spool if self.tier is None else self.tier).close()
 
 
 def opened(places: Sequence[Place], device: str) -> Offload | None:
@@ -64,7 +97,7 @@ def opened(places: Sequence[Place], device: str) -> Offload | None:
 def _opened_on_disk(place: Place) -> tuple[Tier, Channel]:
     assert place.folder is not None
     spool = Spool(place.folder, place.most_bytes)
-    return DiskTier(spool), _channel_of(spool, place)
+    return Disk(spool), _channel_of(spool, place)
 
 
 def _opened_on_host(place: Place, device: str) -> tuple[Tier, Channel | None]:
@@ -99,7 +132,7 @@ def unmeasured(places: Sequence[Place], channels: Sequence[Channel]) -> Offload:
             )
         place = next((place for place in alike if place.name == channel.name), alike[0])
         left.remove(place)
-        tiers.append(HostTier(capacity_of(place)) if place.folder is None else DiskTier(Spool(place.folder, place.most_bytes)))
+        tiers.append(HostTier(capacity_of(place)) if place.folder is None else Disk(Spool(place.folder, place.most_bytes)))
     return Offload(tiers, tuple(channels))
 
 
@@ -108,19 +141,20 @@ def capacity_of(place: Place) -> int:
     return physical_bytes() // 2 if place.most_bytes is None else place.most_bytes
 
 
+def staging_bytes() -> int:
+    """How much pinned memory may be used for what is on its way to a disk."""
+    return physical_bytes() // STAGING_SHARE
+
+
 def physical_bytes() -> int:
     """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _advice(device: str) -> str:
-    match torch.device(device).type:
-        case "cpu":
-            return 'its tensors are in the computer\'s memory already: give a disk, "disk:/path/of/a/folder"'
-        case "cuda":
-            return "what moves to disk are tensors in the computer's memory: give \"cpu\", for the computer's memory itself, or leave `offload` out"
-        case _:
-            return "nothing can be offloaded from there: leave `offload` out"
+    if torch.device(device).type == "cpu":
+        return 'its tensors are in the computer\'s memory already: give a disk, "disk:/path/of/a/folder"'
+    return "nothing can be offloaded from there: leave `offload` out"
 
 
 def _channel_of(spool: Spool, place: Place) -> Channel:
