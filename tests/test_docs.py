@@ -32,6 +32,19 @@ def make():
     return make_blocks(8), torch.randn(512, WIDTH), lambda model, batch: model(batch).square().mean()
 """
 
+TRAIN = """
+from step import make
+
+import torch
+
+model, batch, loss_fn = make()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    loss_fn(model, batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -67,6 +80,7 @@ def test_python_runs_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.
 def test_commands_run_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("step.py").write_text(STEP, encoding="utf-8")
+    Path("train.py").write_text(TRAIN, encoding="utf-8")
     for line in "".join(blocks(page, "")).splitlines():
         if line.startswith("punar "):
             with pytest.raises(SystemExit) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, Output, Solv
 from punar.cli.output import WrongArgument, emit, emit_json, say
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from punar import Plan
 
 
 def solve(
@@ -34,8 +37,13 @@ def solve(
         plan.save(output)
         say(f"wrote {output}")
     if json:
-        emit_json(_summary(plan))
+        emit_json(summary(plan))
         return
+    emit_plan(plan)
+
+
+def emit_plan(plan: Plan) -> None:
+    """What a plan predicts, for people."""
     emit(f"solver      {plan.solver}")
     emit(f"budget      {format_bytes(plan.budget_bytes)} of the whole step")
     emit(f"peak        {format_bytes(plan.peak_bytes)} predicted, plain {format_bytes(plan.plain_peak_bytes)}")
@@ -58,7 +66,8 @@ def check_solver(spelling: str) -> None:
         raise WrongArgument(str(error)) from error
 
 
-def _summary(plan: Any) -> dict[str, Any]:
+def summary(plan: Plan) -> dict[str, Any]:
+    """What a plan predicts, as JSON-able data."""
     sizes = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "kept_bytes", "recomputed_bytes", "resident_bytes")
     names = (
         "solver",

@@ -1,0 +1,123 @@
+"""``punar run``: runs a training script as it is, its steps under a budget."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, Solver, compress_by, offload_to, parse_budget
+from punar.cli.output import WrongArgument, emit_json, emit_table, say
+from punar.cli.solve import check_solver, emit_plan, summary
+from punar.errors import UsageError
+from punar.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from punar import Remat
+
+NO_STEP = (
+    "asked to run training steps under a budget, saw none: a step begins with a call of a torch.nn.Module that records gradients, in the main thread, and ends "
+    "where an optimizer of torch.optim steps. Put `with punar.Remat(...)` around the step yourself"
+)
+
+
+class _FirstStepDone(BaseException):
+    """Ends a script of which only the first step is asked for; no ``except Exception`` of the script's catches it."""
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or with -m a module's name.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="The script's own.")] = None,
+    budget: Annotated[str, typer.Option("--budget", help=BUDGET_HELP)] = "auto",
+    offload: Offload = None,
+    compress: Compress = None,
+    solver: Solver = "auto",
+    is_module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as `python -m` takes it.")] = False,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Run the first step alone, and print what would be done.")] = False,
+    json: Json = False,
+) -> None:
+    """Runs an unmodified training script, each of its steps under a budget. Options stand before SCRIPT; what follows it is the script's."""
+    asked = parse_budget(budget)
+    check_solver(solver)
+    ways = compress_by(compress)
+    if not is_module and not Path(script).exists():
+        raise WrongArgument(f"asked to run {script}, which does not exist; give a Python file, or -m and a module's name")
+    from punar import Remat
+    from punar.torch.boundaries import Boundaries
+
+    with offload_to(offload) as place:
+        remat = Remat(budget=asked, solver=solver, offload=place, compress=ways)
+        steps = Boundaries(remat, on_end=_end if is_dry else lambda: None)
+        try:
+            with steps, _as_main(script, arguments or [], is_module=is_module):
+                _run(script, is_module=is_module)
+        except _FirstStepDone:
+            _tell_plan(remat, is_json=json)
+            return
+        finally:
+            if steps.steps and not is_dry:
+                _report(remat, is_json=json)
+    if not steps.steps:
+        raise UsageError(NO_STEP)
+
+
+def _end() -> None:
+    raise _FirstStepDone
+
+
+def _run(script: str, *, is_module: bool) -> None:
+    if is_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+@contextmanager
+def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[None]:
+    """Within, the script finds what ``python SCRIPT ARGUMENTS`` would give it."""
+    path = Path(script)
+    own = os.getcwd() if is_module else str(path.resolve() if path.is_dir() else path.resolve().parent)
+    before = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, own)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _report(remat: Remat, *, is_json: bool) -> None:
+    """What was planned and measured; it does not mix with what the script prints, but where it is data."""
+    report = remat.report()
+    if is_json:
+        emit_json(report.to_dict())
+    else:
+        say(str(report))
+
+
+def _tell_plan(remat: Remat, *, is_json: bool) -> None:
+    """What the steps after the first would do, and what other budgets would."""
+    import punar
+
+    with remat:
+        pass  # what was recorded is planned for, even where its graph is alive
+    trace, plan = remat.trace, remat.plan
+    if trace is None or plan is None:
+        raise UsageError(NO_STEP)
+    if is_json:
+        emit_json(summary(plan))
+        return
+    emit_plan(plan)
+    points = punar.frontier(punar.Profile(trace=trace), compress=remat.compress).points
+    shown = points[:: max(1, len(points) // 8)]
+    say("without offloading, other budgets would cost:")
+    emit_table(
+        ("peak of the whole step", "time, predicted", "above plain"),
+        [(format_bytes(p.peak_bytes), format_seconds(p.time_ns), f"{p.overhead:+.1%}") for p in shown],
+    )

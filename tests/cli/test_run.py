@@ -1,0 +1,111 @@
+"""Does ``punar run`` run a script as Python would, with its steps under a budget?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from punar.torch.boundaries import Boundaries
+from tests.cli.test_commands import run
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+import beside
+
+torch.manual_seed(0)
+model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))])
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    model(torch.randn(512, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = sum(p.detach().double().sum().item() for p in model.parameters())
+print(__name__, __file__ == sys.argv[0], sys.argv[1:], beside.NAME, total.hex())
+sys.exit(7 if "fail" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("NAME = 'neighbour'", encoding="utf-8")
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_it_prints_and_computes_what_it_would(script: Path) -> None:
+    own = ("--budget", "of the script", "-m", "--help")
+    plain, found = python(script, *own), python("-m", "punar", "run", "--budget", "min", script, *own)
+    assert plain.returncode == found.returncode == 0, found.stderr
+    assert found.stdout == plain.stdout
+    assert "punar report" in found.stderr
+    assert "traced: 1 step" in found.stderr
+
+
+def test_a_module(script: Path) -> None:
+    found = python("-m", "punar", "run", "--budget", "0.5", "-m", "train", "x", cwd=script.parent)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("__main__ True ['x'] neighbour")
+
+
+def test_its_exit_code_and_errors_are_its_own(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "--budget", "0.5", script, "fail") == 7
+    assert "punar report" in capsys.readouterr().err
+    script.write_text("raise ValueError('of the script')", encoding="utf-8")
+    found = python("-m", "punar", "run", script)
+    assert found.returncode == 1
+    assert "ValueError: of the script" in found.stderr
+
+
+def test_dry(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "--dry-run", "--budget", "min", "--json", script) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["peak_bytes"] < plan["plain_peak_bytes"]
+    assert run("run", "--dry-run", "--budget", "min", script) == 0
+    found = capsys.readouterr()
+    assert "neighbour" not in found.out
+    assert "peak of the whole step" in found.out
+    assert "+0.0%" in found.out
+
+
+def test_json(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    silent = [line for line in SCRIPT.splitlines() if not line.startswith("print")]
+    script.write_text("\n".join(silent), encoding="utf-8")
+    assert run("run", "--budget", "0.5", "--json", script) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["obeyed"]["steps"] + (report["others"] or {"steps": 0})["steps"] == 3
+
+
+def test_infeasible(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "--budget", "1 KiB", script) == 3
+    assert "the least peak it reaches" in capsys.readouterr().err
+
+
+def test_nothing_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", tmp_path / "missing.py") == 2
+    assert "does not exist" in capsys.readouterr().err
+    (tmp_path / "none.py").write_text("print('nothing')", encoding="utf-8")
+    assert run("run", tmp_path / "none.py") == 1
+    assert "saw none" in capsys.readouterr().err
+    assert run("run", "--dry-run", tmp_path / "none.py") == 1
+
+
+def test_nothing_is_left_behind(script: Path) -> None:
+    before = list(sys.path), sys.argv, sys.modules["__main__"]
+    assert run("run", "--dry-run", script) == 0
+    assert (list(sys.path), sys.argv, sys.modules["__main__"]) == before
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    hooks = [*module._global_forward_pre_hooks.values(), *optimizer._global_optimizer_pre_hooks.values()]
+    assert not any(isinstance(getattr(hook, "__self__", None), Boundaries) for hook in hooks)
