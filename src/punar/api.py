@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -22,19 +24,23 @@ from punar.plan.moves import Channel
 from punar.plan.plan import read_file, write_text
 from punar.reporting.report import Report, count
 from punar.reporting.table import format_columns
-from punar.solvers import codable, find, frontier_points, least
+from punar.solvers import codable, find, frontier_points, holder_lines, holders_at_peak, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
 from punar.torch.offload import Offload
 from punar.torch.places import Place, opened, physical_bytes, unmeasured
-from punar.torch.script import Script
+from punar.torch.rescue import TIGHTER, Ladder, add_note, is_alone, is_out_of_memory, let_go
+from punar.torch.script import OUTDATED, Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
 from punar.torch.state import StateSnapshot, bytes_equal, gradient_errors, restored, run_step
+from punar.torch.undo import Undo, modules_of
 from punar.units import format_bytes, format_seconds, parse_bytes
 
 Budget = str | int | float | None
 Compress = str | Iterable[str] | None
 LossFn = Callable[[Any, Any], Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 Offloading = str | Sequence[str] | None
 
 EXACT = ("mask",)
@@ -63,9 +69,12 @@ class Remat:
             computer's memory when the first plan is made. A plan that moves values needs it as well.
         compress: how values may be held in fewer bytes meanwhile. ``"mask"`` loses nothing: dropout's masks and the signs ReLU needs as bits, whole
             numbers of 64 bits in 32. ``"bf16"``, ``"int8"``, ``"int4"`` round, so that gradients are no more the plain step's (see ``punar.verify``).
+        limit: bytes that a step on the CPU may have, as an int or a text such as ``"6 GiB"``: one that has more raises ``punar.errors.OutOfMemory``, as
+            a CUDA device does by itself. Every operator is then watched.
+        modules: a module, or several, that ``step`` puts back before it repeats a step; those that its function names, it finds by itself.
 
     Raises:
-        BudgetError: the budget is none of these.
+        BudgetError: the budget is none of these, or the limit is no number of bytes.
         UsageError: both a budget and a plan were given, or there is no such solver, or ``offload`` or ``compress`` is none of these.
         OffloadError: the folder cannot be used.
 
@@ -88,6 +97,8 @@ class Remat:
         solver: str = "auto",
         offload: Offloading = None,
         compress: Compress = EXACT,
+        limit: str | int | None = None,
+        modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
     ) -> None:
         if plan is not None and budget is not None:
             raise UsageError("asked for both a budget and a plan; a plan has its budget already: give one of the two")
@@ -98,7 +109,11 @@ class Remat:
         self.compress = check_compress(compress)
         self.stats: list[StepStats] = []
         self._promised_bytes = 0
-        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int))
+        self.limit = check_limit(limit)
+        self._modules = check_modules(modules)
+        self._ladder = Ladder()
+        self._is_rescue_told = False
+        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int), limit_bytes=self.limit)
         self._places = check_offload(offload)
         self._opened_for = ""
         if plan is not None and plan.leaves_device:
@@ -116,6 +131,147 @@ class Remat:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.stats.append(self._session.stop(is_failed=error is not None))
+
+    def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs ``function(*args, **kwargs)`` as a ``with`` block, and once more under a tighter plan where it runs out of memory, until it goes through.
+
+        Before each repetition all is put back as it was: random states, what was written into, gradients, modules' attributes; see ``docs/rescue.md`` for
+        what cannot be. After some steps that went through at once the looser plan is tried again.
+
+        Raises:
+            UsageError: an optimizer stepped inside the function.
+            NestedRemat: a ``Remat`` is active in this thread.
+            MemoryError, torch.OutOfMemoryError, RuntimeError: the first error that said that memory ran out, where no tighter plan is known; with a note
+                of what held the memory.
+
+        Example:
+            >>> import torch, punar
+            >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+            >>> def train_step(batch):
+            ...     loss = model(batch).sum()
+            ...     loss.backward()
+            ...     return loss.detach()
+            >>> remat = punar.Remat()
+            >>> loss = remat.step(train_step, torch.ones(4, 8))
+            >>> remat.stats[-1].rescues
+            0
+        """
+        results: list[T] = []
+        undo = Undo([*self._modules, *modules_of(function, (*args, *kwargs.values()))], self._session.meter)
+        with undo.refusing_optimizers():
+            rescues = self._repeat(undo, lambda: results.append(function(*args, **kwargs)))
+        if not rescues and self._ladder.rest():
+            self._session.loosen()
+        return results[0]
+
+    def rescued(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorates a function that is one training step, so that calling it is ``step``."""
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            return self.step(function, *args, **kwargs)
+
+        return run
+
+    def _repeat(self, undo: Undo, run: Callable[[], None]) -> int:
+        """Runs a step under ever tighter plans until it goes through; says how often it had to be repeated."""
+        errors: list[BaseException] = []
+        while True:
+            stats, error = self._attempt(undo, run)
+            stats = replace(stats, rescues=len(errors))
+            if error is None:
+                self.stats.append(stats)
+                return len(errors)
+            errors.append(error)
+            undo.restore()
+            why_not = self._why_not() or self._tighten(error)
+            if why_not:
+                self.stats.append(stats)
+                add_note(errors[0], why_not)
+                try:
+                    raise errors[0]
+                finally:
+                    del error, errors  # else the error would hold itself, by this frame
+
+    def _attempt(self, undo: Undo, run: Callable[[], None]) -> tuple[StepStats, BaseException | None]:
+        """Runs a step once; where memory runs out, returns the error."""
+        session = self._session
+        session.start(undo)
+        try:
+            run()
+        except BaseException as error:
+            is_repeatable = is_out_of_memory(error)
+            stats = session.stop(is_failed=True, is_out_of_memory=is_repeatable)
+            if is_repeatable:
+                return stats, error
+            self.stats.append(stats)
+            raise
+        return session.stop(is_failed=False), None
+
+    def _why_not(self) -> str:
+        """Why the step that just failed is not repeated, whatever it needs; nothing where it can be."""
+        if not is_alone():
+            return "punar did not repeat the step: other processes take part in it, and would have to repeat it as well"
+        if self._session.fixed is not None:
+            return "punar did not repeat the step: it obeys a plan that was given, and knows no other; give Remat a budget instead"
+        if self._session.failed is None:
+            return (
+                "punar did not repeat the step: it failed before anything was recorded of it that a plan could drop; make the batch smaller"
+            )
+        return ""
+
+    def _tighten(self, error: BaseException) -> str:
+        """Has the step that failed obey a tighter plan from now on; says what held its memory where there is none."""
+        let_go(error)  # planning takes memory as well
+        failed = self._session.failed
+        assert failed is not None
+        plan, ceiling_bytes = self._tighter(failed)
+        if plan.peak_bytes >= failed.plan.peak_bytes and failed.extra_bytes != OUTDATED:
+            return held_text(failed)
+        self._ladder.tighten(ceiling_bytes)
+        self._session.tighten(plan, ceiling_bytes)
+        self._tell_rescue(error, failed.plan, plan)
+        return ""
+
+    def _tighter(self, failed: Script) -> tuple[Plan, int | None]:
+        """The next tighter plan than the one that a script obeys, and the bytes of the whole step that no plan may exceed from then on."""
+        trace, plan = failed.trace, failed.plan
+        assert trace is not None
+        if failed.is_cut:
+            return least(trace, self._channels(trace)), None  # how much more the step would have needed, nobody knows
+        if failed.extra_bytes == OUTDATED:
+            return plan, plan.peak_bytes  # a looser one was to be made when the step failed, and was not yet obeyed
+        goal_bytes = plan.resident_bytes + int(TIGHTER * (plan.peak_bytes - plan.resident_bytes))
+        if self.limit is not None:
+            goal_bytes = min(goal_bytes, self.limit)
+        tighter = self._plan_under(trace, goal_bytes, plan.resident_bytes - trace.resident_bytes)
+        return tighter, max(goal_bytes, tighter.peak_bytes)
+
+    def _plan_under(self, trace: Trace, ceiling_bytes: int, extra_bytes: int) -> Plan:
+        """The fastest plan under a ceiling, or the one of least peak where none is."""
+        channels = self._channels(trace)
+        try:
+            return moved(solve_trace(trace, ceiling_bytes - extra_bytes, channels=channels), extra_bytes)
+        except InfeasibleBudget as error:
+            return moved(solve_trace(trace, error.least_bytes, channels=channels), extra_bytes)
+
+    def _channels(self, trace: Trace) -> tuple[Channel, ...]:
+        """All ways for values to be elsewhere or smaller meanwhile."""
+        offload = self._offload_from(trace.device)
+        moves = () if offload is None or offload.has_failed else offload.channels
+        return (*moves, *codec_channels(trace, "min", "auto", self.compress))
+
+    def _tell_rescue(self, error: BaseException, failed: Plan, plan: Plan) -> None:
+        """Says once that steps are repeated."""
+        if self._is_rescue_told:
+            return
+        self._is_rescue_told = True
+        warnings.warn(
+            f"a step ran out of memory ({type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}) under a plan of "
+            f"{format_bytes(failed.peak_bytes)} predicted. It is repeated from the same state under one of {format_bytes(plan.peak_bytes)}; whether "
+            "that happens again, remat.stats[i].rescues says",
+            stacklevel=5,
+        )
 
     @property
     def plan(self) -> Plan | None:
@@ -136,6 +292,9 @@ class Remat:
         plan = self._plan_within(trace, self._budget_for(trace, extra_bytes), extra_bytes)
         if isinstance(self.budget, float):
             self._promised_bytes = max(self._promised_bytes, plan.budget_bytes)
+        ceiling_bytes = self._ladder.ceiling_bytes
+        if ceiling_bytes is not None and plan.peak_bytes > ceiling_bytes:
+            plan = self._plan_under(trace, ceiling_bytes, extra_bytes)
         if outside_peak_bytes <= plan.peak_bytes:
             return plan
         if isinstance(self.budget, int) and outside_peak_bytes > plan.budget_bytes:
@@ -196,6 +355,24 @@ def check_budget(budget: Budget) -> Budget:
     if budget <= 0:
         raise BudgetError(f"budget {budget} B is not positive; {hint}")
     return budget
+
+
+def check_limit(limit: str | int | None) -> int | None:
+    """Raises ``BudgetError`` where a limit is no positive number of bytes; returns it in bytes."""
+    checked = None if limit is None else check_budget(limit)
+    if checked is None or isinstance(checked, int):
+        return checked
+    raise BudgetError(f'limit {limit!r} is no number of bytes; give an int or a text such as "6 GiB"')
+
+
+def check_modules(modules: torch.nn.Module | Iterable[torch.nn.Module]) -> tuple[torch.nn.Module, ...]:
+    """Raises ``UsageError`` where these are no modules; returns them."""
+    if isinstance(modules, torch.nn.Module):
+        return (modules,)
+    found = tuple(modules) if isinstance(modules, Iterable) else (modules,)
+    if wrong := [item for item in found if not isinstance(item, torch.nn.Module)]:
+        raise UsageError(f"asked to put modules back, found {describe_type(wrong[0])} among them; give torch.nn.Modules")
+    return found
 
 
 def check_offload(offload: Offloading) -> tuple[Place, ...]:
@@ -301,6 +478,19 @@ def resident_text(trace: Trace, extra_bytes: int) -> str:
     return (
         f"Whatever the plan, {format_bytes(resident)} are resident: optimizer state and room for what varies {format_bytes(optimizer)}, "
         f"gradients from before {format_bytes(gradients)}, parameters, buffers, batch and the rest {format_bytes(resident - optimizer - gradients)}."
+    )
+
+
+def held_text(failed: Script) -> str:
+    """Says what held the memory of a step that failed under the tightest plan."""
+    trace, plan = failed.trace, failed.plan
+    assert trace is not None
+    return "\n".join(
+        [
+            f"punar knows no tighter plan than the one that failed, of {format_bytes(plan.peak_bytes)} predicted. At its peak are alive:",
+            *holder_lines(holders_at_peak(trace, plan)),
+            f"{resident_text(trace, max(0, plan.resident_bytes - trace.resident_bytes))} Make the batch smaller.",
+        ]
     )
 
 

@@ -9,6 +9,7 @@ PunarError
 │   └── NestedRemat        a Remat entered in a thread where one is active, or active in another
 ├── SavedTensorModified    a tensor needed for backward was overwritten (also a RuntimeError, as in eager)
 ├── ReplayError            a value could not be computed again (also a RuntimeError)
+├── OutOfMemory            a step took more bytes than its limit (also a MemoryError)
 ├── OffloadError           a block of bytes could not be kept off the device (also a RuntimeError)
 │   ├── SpoolFull          there is no room for it on disk
 │   ├── HostMemoryFull     there is no room for it in pinned host memory
@@ -69,6 +70,20 @@ class SavedTensorModified(PunarError, RuntimeError):
 
 class ReplayError(PunarError, RuntimeError):
     """A dropped value could not be computed again from what the tape holds."""
+
+
+class OutOfMemory(PunarError, MemoryError):
+    """A step needed more bytes than the limit that it was given.
+
+    Attributes:
+        limit_bytes: the limit, of the whole step.
+        needed_bytes: what the step had at that moment.
+    """
+
+    def __init__(self, message: str, *, limit_bytes: int = 0, needed_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.limit_bytes = limit_bytes
+        self.needed_bytes = needed_bytes
 
 
 class OffloadError(PunarError, RuntimeError):

@@ -49,9 +49,6 @@ def fastest(trace: Trace, plans: Iterable[Plan], budget_bytes: int) -> Plan:
 def infeasible(trace: Trace, least: Plan, *, hint: str) -> InfeasibleBudget:
     """The error for ``least.budget_bytes`` when ``least`` is the plan of least peak."""
     holders = holders_at_peak(trace, least)
-    lines = [f"  {format_bytes(size):>10}  {module or '(no module)'}: {name}" for module, name, size in holders[:NAMED_HOLDERS]]
-    if len(holders) > NAMED_HOLDERS:
-        lines.append(f"  {format_bytes(sum(h[2] for h in holders[NAMED_HOLDERS:])):>10}  in {len(holders) - NAMED_HOLDERS} smaller ones")
     message = "\n".join(
         [
             (
@@ -59,11 +56,19 @@ def infeasible(trace: Trace, least: Plan, *, hint: str) -> InfeasibleBudget:
                 f"the least peak it reaches is {format_bytes(least.peak_bytes)} ({least.peak_bytes} B), of which "
                 f"{format_bytes(trace.resident_bytes)} were on the device before the step. At that peak are alive:"
             ),
-            *lines,
+            *holder_lines(holders),
             f"Give at least {least.peak_bytes} B, or make the batch smaller; {hint}.",
         ]
     )
     return InfeasibleBudget(message, budget_bytes=least.budget_bytes, least_bytes=least.peak_bytes, holders=holders)
+
+
+def holder_lines(holders: Sequence[tuple[str, str, int]]) -> list[str]:
+    """The largest holders, one a line, and the sum of the others."""
+    lines = [f"  {format_bytes(size):>10}  {module or '(no module)'}: {name}" for module, name, size in holders[:NAMED_HOLDERS]]
+    if len(holders) > NAMED_HOLDERS:
+        lines.append(f"  {format_bytes(sum(h[2] for h in holders[NAMED_HOLDERS:])):>10}  in {len(holders) - NAMED_HOLDERS} smaller ones")
+    return lines
 
 
 def holders_at_peak(trace: Trace, plan: Plan) -> tuple[tuple[str, str, int], ...]:

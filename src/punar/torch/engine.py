@@ -44,27 +44,32 @@ def _run_backward(outputs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
     return runner(lambda: _original(outputs, *args, **kwargs), outputs)
 
 
-def runs_python(outputs: Iterable[Any]) -> bool:
-    """Whether backward from these tensors or gradient edges runs Python code that can be found beforehand: hooks of leaves, custom functions.
-
-    Hooks of other tensors cannot be found.
-    """
+def nodes_from(outputs: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor | None]]:
+    """The nodes that a backward pass from these tensors or gradient edges leads to, each once, with the leaf whose gradient the node writes, if any."""
     nodes = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
         if node is None:
             continue
-        if isinstance(node, BackwardCFunction):
-            return True
         following = node.next_functions
-        leaf = None if following else getattr(node, "variable", None)
-        if leaf is not None and (leaf._backward_hooks or leaf._post_accumulate_grad_hooks):
-            return True
+        yield node, None if following else getattr(node, "variable", None)
         for after, _ in following:
             if after not in seen:
                 seen.add(after)
                 nodes.append(after)
+
+
+def runs_python(outputs: Iterable[Any]) -> bool:
+    """Whether backward from these tensors or gradient edges runs Python code that can be found beforehand: hooks of leaves, custom functions.
+
+    Hooks of other tensors cannot be found.
+    """
+    for node, leaf in nodes_from(outputs):
+        if isinstance(node, BackwardCFunction):
+            return True
+        if leaf is not None and (leaf._backward_hooks or leaf._post_accumulate_grad_hooks):
+            return True
     return False
 
 

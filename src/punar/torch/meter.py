@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from punar.errors import OutOfMemory
 from punar.torch.operators import outputs_in
+from punar.units import format_bytes
 
 if TYPE_CHECKING:
     from punar.torch.records import Value
@@ -88,10 +90,35 @@ class Meter:
 
     def __init__(self) -> None:
         self.live = self.resident = self.peak = 0
+        self.limit_bytes: int | None = None
+        self.source_bytes: int | None = None
 
     def start(self) -> None:
         """Begins a step: the peak is taken anew."""
         self.peak = self.live
+
+    def limit(self, limit_bytes: int | None, source_bytes: int | None) -> None:
+        """From now on the whole step has a limit. ``source_bytes``: what it reads and no operator made; None: what has been seen of that (``resident``)."""
+        self.limit_bytes, self.source_bytes = limit_bytes, source_bytes
+
+    def check(self) -> None:
+        """Looks whether the step is within its limit.
+
+        Raises:
+            OutOfMemory: it is not. Once: what the user does about it may run operators in the block as well.
+        """
+        limit_bytes = self.limit_bytes
+        if limit_bytes is None:
+            return
+        needed_bytes = self.peak + (self.resident if self.source_bytes is None else self.source_bytes)
+        if needed_bytes > limit_bytes:
+            self.limit_bytes = None
+            raise OutOfMemory(
+                f"asked for a step within a limit of {format_bytes(limit_bytes)}, found {format_bytes(needed_bytes)} alive in it; give a tighter budget, "
+                "run the step by `remat.step`, which repeats it under a tighter plan, or raise the limit",
+                limit_bytes=limit_bytes,
+                needed_bytes=needed_bytes,
+            )
 
     def record_created(self, tensor: Tensor) -> StorageRecord | None:
         """Puts a record on the storage that an operator just made; None for tensors without one."""

@@ -18,6 +18,7 @@ from punar.torch.meter import Meter
 from punar.torch.offload import MoveCount, bring
 from punar.torch.operators import outputs_in
 from punar.torch.records import RecordedOp, Slot, Value
+from punar.torch.rescue import is_out_of_memory
 
 
 class ReplayCount:
@@ -36,6 +37,7 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
 
     Raises:
         ReplayError: an operator of the lineage failed, or a held tensor's storage was freed meanwhile.
+        OutOfMemory: the step went beyond its limit.
     """
     start, lost_ns = count.now_ns(), count.moved.lost_ns
     ops = _closure(target)
@@ -45,6 +47,7 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
     with _below_everything():
         while ops:
             _run(ops.pop(), clock, uses, made, meter, count)
+            meter.check()
     count.time_ns += count.now_ns() - start - (count.moved.lost_ns - lost_ns)
     base = target.base if target.base is not None else made.get(target)
     if base is None:
@@ -179,7 +182,7 @@ def _call(op: RecordedOp, tensors: list[Tensor]) -> Any:
             torch._C._set_grad_enabled(op.has_grad_mode)
             return op.func(*args, **kwargs)
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         raise ReplayError(
             f"asked to recompute {op.func}, which ran in the forward pass, it failed with {type(error).__name__}: {error}"

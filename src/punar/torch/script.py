@@ -32,6 +32,10 @@ _FEWEST_REPLAYED = 10
 """A step that replays fewer operators tells nothing about what replaying one costs."""
 
 
+OUTDATED = -1
+"""Stands for the extra bytes of a script whose plan must be made anew before it is followed again."""
+
+
 class Row:
     """One operator of the script. ``holds``: for each value it makes (hold_from, rank, bytes). ``is_simple``: it is only run and metered.
 
@@ -92,11 +96,15 @@ class Script:
     ``quiet``: in how many passes in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a replay may read.
     ``timed_ns``: what timed passes took beside their replays, ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran
     unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others than traced, which say what such a step takes
-    but not what the traced operators do; None where there were none.
+    but not what the traced operators do; None where there were none. ``is_cut``: its trace ends where recording ran out of memory, so that it teaches
+    nothing, and steps go on beyond it.
     """
 
-    def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False, is_cut: bool = False
+    ) -> None:
         self.plan = plan
+        self.is_cut = is_cut
         self.trace = self.retimed = trace
         self.extra_bytes = extra_bytes
         self.drift_bytes = 0

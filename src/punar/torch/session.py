@@ -28,7 +28,7 @@ from punar.costs import CostCache, Ledger
 from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
-from punar.plan import Plan, simulate
+from punar.plan import Plan, make_plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
@@ -41,9 +41,10 @@ from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signa
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
 from punar.torch.scratch import end_parked
-from punar.torch.script import LEFT_ALONE, Script
+from punar.torch.script import LEFT_ALONE, OUTDATED, Script
 from punar.torch.script_cache import Key, ScriptCache
 from punar.torch.tracer import TracedHandle, Tracer
+from punar.torch.undo import Undo
 from punar.units import format_bytes
 
 Planner = Callable[[Trace, int, int], Plan]
@@ -62,9 +63,6 @@ _PASSAGES = 2
 LEARNED_AFTER, _REPLANNED_UNTIL = 3, 8
 """After so many timed passes of a plan its operators' times are believed; until so many a plan is made anew where they say otherwise."""
 
-_OUTDATED = -1
-"""Stands for the extra bytes of a script whose plan must be made anew before it is followed again."""
-
 _NO_KWARGS: dict[str, Any] = {}
 
 _local = threading.local()
@@ -80,7 +78,8 @@ class StepStats:
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
     ``moved_bytes``: copied off the device and back, each way counted; ``stall_ns``: time waited for it; ``unmoved_values``: that were to be moved
     or encoded and could not. ``coded_bytes``: of values that were held in fewer bytes; ``coding_ns``: time taken by that. ``is_traced``: the block,
-    or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was.
+    or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was. ``rescues``: how often
+    ``Remat.step`` repeated the step, which ran out of memory; the other fields are those of the last attempt.
     """
 
     measured_peak_bytes: int | None
@@ -96,6 +95,7 @@ class StepStats:
     unmoved_values: int = 0
     coded_bytes: int = 0
     coding_ns: int = 0
+    rescues: int = 0
 
 
 class Waiting:
@@ -133,7 +133,10 @@ class Waiting:
 class Session(TorchDispatchMode):
     """Sees every operator of the ``with`` block.
 
-    ``planner``: turns a finished trace into a plan. ``is_in_bytes``: its budget is a number of bytes, whatever the step.
+    ``planner``: turns a finished trace into a plan. ``is_in_bytes``: its budget is a number of bytes, whatever the step. ``limit_bytes``: what the
+    whole step may have on the CPU, None for no limit. ``undo``: what is known of the changes of a step that can be repeated, None where it cannot.
+    ``is_guarded``: either is there, so that each operator is seen, whatever the plan. ``failed``: the script of the step that ran out of memory last, or
+    the one that was recorded of it as far as it came; None where nothing is known of it.
     """
 
     supports_higher_order_operators = True
@@ -146,8 +149,12 @@ class Session(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled regions stay compiled
 
-    def __init__(self, planner: Planner, *, is_in_bytes: bool = False) -> None:
+    def __init__(self, planner: Planner, *, is_in_bytes: bool = False, limit_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.limit_bytes = limit_bytes
+        self.undo: Undo | None = None
+        self.is_guarded = limit_bytes is not None
+        self.failed: Script | None = None
         self.is_in_bytes = is_in_bytes
         self.owner = next(_owners)
         self.planner = planner
@@ -201,10 +208,15 @@ class Session(TorchDispatchMode):
         traced = self.traced_source_bytes
         return self.meter.resident if traced is None else traced + self.optimizer_outside_bytes
 
+    def set_limit(self) -> None:
+        """Tells the meter what the step may have beside what it reads, as far as that is known."""
+        is_known = self.traced_source_bytes is not None and not isinstance(self.phase, Tracer)
+        self.meter.limit(self.limit_bytes, self.source_bytes() if is_known else None)
+
     # -- the with block --------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begins a block.
+    def start(self, undo: Undo | None = None) -> None:
+        """Begins a block. ``undo``: what is to know of its changes.
 
         Raises:
             NestedRemat: a Remat is active in this thread already, or this one is in another.
@@ -216,6 +228,8 @@ class Session(TorchDispatchMode):
                 else "asked to enter a Remat while one is active in this thread; two would plan the same memory twice: leave the outer `with` first"
             )
         self.complete()
+        self.undo = undo
+        self.is_guarded = undo is not None or self.limit_bytes is not None
         attributes.install()
         self.count = ReplayCount()
         self.movers.begin()
@@ -223,8 +237,9 @@ class Session(TorchDispatchMode):
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.obeyed, self.left, self.followed = [], None, None
         self.meter.start()
+        self.set_limit()
         self.calm.begin()
-        self.is_watched = not self.calm.is_calm
+        self.is_watched = self.is_guarded or not self.calm.is_calm
         self.phase = Waiting(self) if self.is_watched else None
         self.started_ns = self.episode_started_ns = time.perf_counter_ns()
         self.episode_replay_ns = self.episode_lost_ns = 0
@@ -239,8 +254,8 @@ class Session(TorchDispatchMode):
             self.stack = stack.pop_all()
         _local.session, active.owner = self, self.owner
 
-    def stop(self, *, is_failed: bool) -> StepStats:
-        """Ends a block and says what it did.
+    def stop(self, *, is_failed: bool, is_out_of_memory: bool = False) -> StepStats:
+        """Ends a block and says what it did. ``is_out_of_memory``: it failed so, and is to be repeated if that can be.
 
         Raises:
             UsageError: no block has begun.
@@ -252,14 +267,16 @@ class Session(TorchDispatchMode):
         stack.close()
         time_ns = time.perf_counter_ns() - self.started_ns
         end_parked()
+        self.failed = self.script_at_hand() if is_out_of_memory else None
         self.leave_episode()
         if is_failed:
-            self.abandon()
+            self.abandon(is_out_of_memory=is_out_of_memory)
             self.has_failed = True
         elif self.pending is not None:
             self.pending.pause()
             if self.pending.episode.handles == 0:
                 self.complete()
+        self.undo = None
         if not self.is_watched:
             return self.unwatched_stats(time_ns)
         plan = self.obeyed[-1] if self.obeyed else None
@@ -321,7 +338,7 @@ class Session(TorchDispatchMode):
         now, replay_ns, lost_ns = self.count.now_ns(), self.count.time_ns, self.movers.count.lost_ns
         if isinstance(phase, Follower):
             phase.episode.seal()
-            if self.judge(phase) and phase.is_complete:
+            if self.judge(phase) and phase.is_complete and not phase.script.is_cut:
                 self.learn(phase, now - self.episode_started_ns - (lost_ns - self.episode_lost_ns), replay_ns - self.episode_replay_ns)
         self.episode_started_ns, self.episode_replay_ns, self.episode_lost_ns = now, replay_ns, lost_ns
 
@@ -356,7 +373,7 @@ class Session(TorchDispatchMode):
     def note_way(self, follower: Follower) -> bool:
         """Remembers which way the pass went; says whether it is one that is yet to be recorded."""
         script, few = follower.script, len(follower.rows) // 50
-        is_like = follower.mismatches + follower.resized <= few
+        is_like = script.is_cut or follower.mismatches + follower.resized <= few
         if is_like or (script.is_plain and (self.measured_peak() or 0) <= script.plan.budget_bytes):
             self.scripts.take(script)
             return False
@@ -398,13 +415,13 @@ class Session(TorchDispatchMode):
         Backward passes of such steps are watched.
         """
         script = self.fixed or self.followed
-        if script is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
+        if script is None or script.is_cut or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
             return
         if self.is_passage:
             self.allow_passage(measured_peak_bytes)
             return
         if self.movers.count.kept:
-            script.extra_bytes = _OUTDATED
+            script.extra_bytes = OUTDATED
             return
         if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
             script.measured_peak_bytes, script.quiet = measured_peak_bytes, 0
@@ -441,11 +458,42 @@ class Session(TorchDispatchMode):
             stacklevel=5,
         )
 
-    def abandon(self) -> None:
-        """The step failed: what was traced of it is no whole step."""
-        if self.pending is not None:
-            self.pending.close()
-            self.pending = None
+    def abandon(self, *, is_out_of_memory: bool) -> None:
+        """The step failed: what was traced of it is no whole step. Where it is to be repeated, that is known of it at least."""
+        tracer, self.pending = self.pending, None
+        if tracer is None:
+            return
+        if is_out_of_memory and tracer.cut():
+            trace = self.traced(tracer, is_backward_seen=False)
+            self.failed = Script(plain_plan(trace), trace=trace, is_cut=True)
+        tracer.close()
+
+    def script_at_hand(self) -> Script | None:
+        """The script of a recorded step that is followed now, or the last one that was, or that would be."""
+        if isinstance(self.phase, Follower):
+            return self.phase.script
+        return self.followed or next((script for script in self.scripts if script.plan is self.plan), None)
+
+    def loosen(self) -> None:
+        """All plans are made anew before they are followed again."""
+        self.scripts.forget_cut()
+        for script in self.scripts:
+            script.extra_bytes = OUTDATED
+
+    def tighten(self, plan: Plan, ceiling_bytes: int | None) -> None:
+        """The step that failed is to be repeated under this plan, and no other plan may exceed the ceiling."""
+        failed = self.failed
+        assert failed is not None
+        assert failed.trace is not None
+        self.has_failed = False  # all that it left is gone
+        self.plan = plan
+        if failed.is_cut:
+            self.scripts.add(self.pending_key, Script(plan, trace=failed.trace, is_cut=True))
+            return
+        self.scripts.replace(failed, failed.replanned(plan, plan.resident_bytes - failed.trace.resident_bytes))
+        for script in self.scripts:
+            if ceiling_bytes is not None and script.plan.peak_bytes > ceiling_bytes:
+                script.extra_bytes = OUTDATED
 
     # -- operators -------------------------------------------------------------------------------------------------------
 
@@ -454,13 +502,29 @@ class Session(TorchDispatchMode):
             return NotImplemented
         if kwargs is None:
             kwargs = _NO_KWARGS
+        if self.undo is not None:
+            self.undo.before(func, args, kwargs)
         phase = self.phase
         if phase is None:
-            return func(*args, **kwargs)
-        episode = phase.episode
-        if not episode.handles and episode.saves and torch.is_grad_enabled() and not in_backward():
-            phase = self.next_episode()
-        return phase.on_op(func, args, kwargs)
+            out = func(*args, **kwargs)
+        else:
+            episode = phase.episode
+            if not episode.handles and episode.saves and torch.is_grad_enabled() and not in_backward():
+                phase = self.next_episode()
+            out = phase.on_op(func, args, kwargs)
+        if self.is_guarded:
+            self.look_after(func, out)
+        return out
+
+    def look_after(self, func: Any, out: Any) -> None:
+        """An operator has run, of a step that has a limit or that can be undone.
+
+        Raises:
+            OutOfMemory: the step has gone beyond its limit.
+        """
+        if self.undo is not None:
+            self.undo.after(operator_info(func), out)
+        self.meter.check()
 
     def glance(self, tensor: Tensor) -> Handle:
         """Autograd saves one of the first tensors of an unwatched block; the others it saves unseen."""
@@ -492,6 +556,8 @@ class Session(TorchDispatchMode):
     def run_backward(self, run: Callable[[], Any], outputs: Iterable[Any]) -> Any:
         """Backward is about to run: its operators are not watched where all that a plan needs of it comes through autograd's hooks."""
         phase = self.phase
+        if self.undo is not None:
+            self.undo.see_backward(outputs)
         if isinstance(phase, Tracer) and not in_backward():
             made = run()
             if not phase.episode.handles:
@@ -500,7 +566,7 @@ class Session(TorchDispatchMode):
         if not isinstance(phase, Follower) or not phase.script.is_quiet or in_backward():
             return run()
         phase.runs_python = phase.runs_python or runs_python(outputs)
-        if phase.runs_python or phase.mismatches or not phase.may_rest or not is_innermost(self):
+        if phase.runs_python or phase.mismatches or not phase.may_rest or self.is_guarded or not is_innermost(self):
             return run()
         self.has_rested = phase.has_rested = True
         with aside(self):
@@ -549,7 +615,7 @@ class Session(TorchDispatchMode):
         trace = script.trace
         assert trace is not None
         resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, more_gradient_bytes)
-        if resident + script.drift_bytes != script.extra_bytes:
+        if resident + script.drift_bytes != script.extra_bytes and not script.is_cut:
             before_ns = time.perf_counter_ns()
             old, script = script, self.replanned(script, resident)
             if script.passes >= LEARNED_AFTER:
@@ -594,6 +660,7 @@ class Session(TorchDispatchMode):
     def follow(self, episode: Episode, script: Script) -> Follower:
         self.has_failed = False
         self.phase = follower = Follower(episode, script, self.meter, self.count, self.scripts.others(script), self.movers)
+        self.set_limit()
         return follower
 
     def record(self, episode: Episode, waiting: Waiting, key: Key) -> Tracer:
@@ -609,10 +676,16 @@ class Session(TorchDispatchMode):
             if handle is not None:
                 tracer.watch_handle(handle, tracer.value_of(handle.tensor))
         self.is_traced = True
+        self.set_limit()
         return tracer
 
     def set_device(self, tensors: list[Tensor]) -> None:
         device = device_of(tensors)
+        if self.limit_bytes is not None and device.type != "cpu":
+            raise UsageError(
+                f"asked to limit a step's bytes, found that it runs on {device}, where they are not counted; leave `limit` out and give "
+                "torch.cuda.set_per_process_memory_fraction the limit: what the device refuses is rescued all the same"
+            )
         if device != self.device:
             self.device = device
             self.meter = meter_for(device)
@@ -634,20 +707,24 @@ class Session(TorchDispatchMode):
         tracer, self.pending = self.pending, None
         if tracer is None:
             return
-        is_backward_seen = any(row["is_backward"] for row in tracer.rows)
+        trace = self.traced(tracer, is_backward_seen=any(row["is_backward"] for row in tracer.rows))
+        self.trace = trace
+        plain = simulate(trace, (0,) * len(trace.values))
+        self.traced_peak_bytes = max(self.traced_peak_bytes, plain.peak_bytes - int(trace.meta["carried_bytes"]))
+        self.traced_kept_bytes = plain.kept_bytes
+        self.plan = self.planner(trace, 0, self.outside_peak_bytes)
+        self.scripts.add(self.pending_key, Script(self.plan, trace=trace))
+
+    def traced(self, tracer: Tracer, *, is_backward_seen: bool) -> Trace:
+        """The trace that a tracer recorded; the leaves and gradients that it saw are known from now on."""
         self.gradients = [r for r in self.gradients if r() is not None] + tracer.gradients()
         leaves = [leaf for leaf in (r() for r in (*self.leaves, *tracer.leaves.values())) if leaf is not None]
         self.leaves = [weakref.ref(leaf) for leaf in {id(leaf): leaf for leaf in leaves}.values()]
         self.load_costs()
         meta = self.cache.device | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
         trace = self.ledger.timed(tracer.finish(is_backward_seen=is_backward_seen, meta=meta))
-        self.trace = trace
         self.traced_source_bytes = int(trace.meta["source_bytes"])
-        plain = simulate(trace, (0,) * len(trace.values))
-        self.traced_peak_bytes = max(self.traced_peak_bytes, plain.peak_bytes - int(trace.meta["carried_bytes"]))
-        self.traced_kept_bytes = plain.kept_bytes
-        self.plan = self.planner(trace, 0, self.outside_peak_bytes)
-        self.scripts.add(self.pending_key, Script(self.plan, trace=trace))
+        return trace
 
     def load_costs(self) -> None:
         """What is known of this device's operators from earlier runs."""
@@ -708,6 +785,12 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return f"{line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()}"
     return f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def plain_plan(trace: Trace) -> Plan:
+    """The plan of a step that holds everything."""
+    keep = (0,) * len(trace.values)
+    return make_plan(trace, keep, solver="none", budget_bytes=simulate(trace, keep).peak_bytes)
 
 
 def empty_plan(plan: Plan) -> Plan:

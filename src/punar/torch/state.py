@@ -18,25 +18,60 @@ LossFn = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class RandomStates:
+    """The states of the generators that everyone shares: torch's on the CPU and on each CUDA device, Python's and numpy's."""
+
+    torch: Tensor
+    cuda: list[Tensor]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def take(cls) -> RandomStates:
+        return cls(
+            torch=torch.get_rng_state(),
+            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            python=random.getstate(),
+            numpy=_numpy_random(),
+        )
+
+    def restore(self) -> None:
+        """Puts the generators back as they were."""
+        torch.set_rng_state(self.torch)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            import numpy
+
+            numpy.random.set_state(self.numpy)
+
+    def differences(self, other: RandomStates) -> list[str]:
+        """Which generators have another state, by name."""
+        found = [] if torch.equal(self.torch, other.torch) else ["torch's random state"]
+        if any(not torch.equal(a, b) for a, b in zip(self.cuda, other.cuda, strict=True)):
+            found.append("CUDA's random state")
+        if self.python != other.python:
+            found.append("Python's random state")
+        if repr(self.numpy) != repr(other.numpy):
+            found.append("numpy's random state")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class StateSnapshot:
     """Copies of gradients, buffers and random state; what a step changes of a model besides its activations."""
 
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    torch_random: Tensor
-    cuda_random: list[Tensor]
-    python_random: Any
-    numpy_random: Any
+    random: RandomStates
 
     @classmethod
     def take(cls, model: nn.Module) -> StateSnapshot:
         return cls(
             gradients={name: None if p.grad is None else p.grad.detach().clone() for name, p in model.named_parameters()},
             buffers={name: b.detach().clone() for name, b in model.named_buffers()},
-            torch_random=torch.get_rng_state(),
-            cuda_random=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-            python_random=random.getstate(),
-            numpy_random=_numpy_random(),
+            random=RandomStates.take(),
         )
 
     def restore(self, model: nn.Module) -> None:
@@ -48,28 +83,13 @@ class StateSnapshot:
             for name, buffer in model.named_buffers():
                 if name in self.buffers:
                     buffer.copy_(self.buffers[name])
-        torch.set_rng_state(self.torch_random)
-        if self.cuda_random:
-            torch.cuda.set_rng_state_all(self.cuda_random)
-        random.setstate(self.python_random)
-        if self.numpy_random is not None:
-            import numpy
-
-            numpy.random.set_state(self.numpy_random)
+        self.random.restore()
 
     def differences(self, other: StateSnapshot) -> list[str]:
         """What is not equal bit for bit, by name."""
         found = [f"gradient of {name}" for name, g in self.gradients.items() if not _same(g, other.gradients.get(name))]
         found += [f"buffer {name}" for name, b in self.buffers.items() if not _same(b, other.buffers.get(name))]
-        if not torch.equal(self.torch_random, other.torch_random):
-            found.append("torch's random state")
-        if any(not torch.equal(a, b) for a, b in zip(self.cuda_random, other.cuda_random, strict=True)):
-            found.append("CUDA's random state")
-        if self.python_random != other.python_random:
-            found.append("Python's random state")
-        if repr(self.numpy_random) != repr(other.numpy_random):
-            found.append("numpy's random state")
-        return found
+        return found + self.random.differences(other.random)
 
 
 def gradient_errors(exact: StateSnapshot, rounded: StateSnapshot) -> tuple[dict[str, float], float]:

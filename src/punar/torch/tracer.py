@@ -107,6 +107,7 @@ class Tracer:
         self.gradients_before = set(gradients)
         self.prelude: list[int] = []
         self.is_open = True
+        self.is_cut = False
         self.peaks: dict[int, int] | None = None
         self.rows.append(_prelude_row())
         self.raw.append((EventKind.RUN, 0))
@@ -385,11 +386,41 @@ class Tracer:
             row["is_replayable"] &= all(builder.values[value].storage not in self.freed_between for value in row["inputs"])
             builder.ops.append(Op(id=number, **{**row, "time_ns": times[number]}, peak_bytes=max(peak, created[number])))
         builder.events[:] = _settle(self.raw, builder)
-        carried = max(0, self.carried_bytes() - self.carried_before)
+        carried = 0 if self.is_cut else max(0, self.carried_bytes() - self.carried_before)
         meta = meta | {"source_bytes": str(self.source_bytes()), "carried_bytes": str(carried)}
         resident_before = self.resident_before + carried
         resident_bytes = self.meter.resident_with(resident_before, self.source_bytes() + self.optimizer_bytes)
         return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta, overhead_ns=_REPLAY_OVERHEAD_NS)
+
+    def cut(self) -> bool:
+        """The pass failed: keeps what was recorded of its forward, followed by a backward that asks for its saves from the last to the first.
+
+        Says whether there is anything in it that a plan could drop.
+        """
+        end = next((place for place, event in enumerate(self.raw) if self.is_of_backward(*event)), len(self.raw))
+        del self.raw[end:]
+        rows = sum(kind == EventKind.RUN for kind, _ in self.raw)
+        saves = sum(kind == EventKind.SAVE for kind, _ in self.raw)
+        values = next((value.id for value in self.builder.values if value.producer >= rows), len(self.builder.values))
+        storages = max((value.storage + 1 for value in self.builder.values[:values]), default=0)
+        for table, count in (
+            (self.rows, rows),
+            (self.builder.saves, saves),
+            (self.builder.values, values),
+            (self.builder.storages, storages),
+        ):
+            del table[count:]
+        self.found = {number for number in self.found if number < storages}
+        released = {number for kind, number in self.raw if kind == EventKind.RELEASE}
+        for number in reversed(range(saves)):
+            if number not in released:
+                self.raw += [(EventKind.DEMAND, number), (EventKind.RELEASE, number)]
+        self.is_cut = True
+        return saves > 0 and all("outputs" in row for row in self.rows[1:])
+
+    def is_of_backward(self, kind: int, number: int) -> bool:
+        """Whether a raw event is the first that a backward pass causes."""
+        return kind == EventKind.DEMAND or (kind == EventKind.RUN and self.rows[number]["is_backward"])
 
     def source_bytes(self) -> int:
         """What the step read and no operator of ours made: parameters, buffers, the batch. A batch of an earlier step is no part of it."""

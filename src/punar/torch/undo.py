@@ -1,0 +1,291 @@
+"""Puts back what a step changed, so that it can run once more as if it had never begun.
+
+NOTE. What is known of a step's changes, and how.
+
+1. A storage that was there before the step is copied when the first operator is about to write into it: running statistics, gradients that are
+   accumulated into, caches. Where nothing is written, nothing is copied. Storages that operators of the step made are not: they die with it.
+2. Gradients of leaves are remembered when an operator first reads the leaf, or when a backward pass that leads to it begins, whichever comes first:
+   most are new in the step, and remembering that there was none costs nothing.
+3. Generators: the shared ones at the beginning, an operator's own when it first draws.
+4. Modules: their attributes at the beginning, the contents of lists, dicts, sets and deques among these and inside these, and the states of Python's
+   and numpy's generators among these.
+5. What a compiled region writes is not seen: buffers of modules that have one are copied at the beginning.
+6. Copies of what is on a device lie in the computer's memory; the others are counted as the step's.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from punar.errors import UsageError
+from punar.torch.engine import nodes_from
+from punar.torch.meter import Meter
+from punar.torch.operators import OperatorInfo, operator_info, outputs_in, tensors_in
+from punar.torch.random_state import generator_of
+from punar.torch.state import RandomStates
+
+T = TypeVar("T")
+
+_numbers = itertools.count(1)
+_CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
+"""Those that are surely emptied and filled again as they were; types derived from them may do other things."""
+
+_FOLLOWED = (nn.Module, list, tuple, dict, FunctionType, MethodType)
+"""Attributes of objects that may lead to modules."""
+
+_MOST_FOLLOWED = 256
+"""So many objects are looked at for modules before it is given up to find more; so many items of a container for containers inside it."""
+
+
+class Undo:
+    """What a step changed so far, by the rules of the NOTE. Belongs to one step, and to each repetition of it."""
+
+    def __init__(self, modules: Iterable[nn.Module], meter: Meter) -> None:
+        self.meter = meter
+        self.number = next(_numbers)
+        self.thread = threading.get_ident()
+        self.random = RandomStates.take()
+        self.generators: dict[torch.Generator, Tensor] = {}
+        self.storages: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        self.shapes: dict[int, tuple[Tensor, torch.UntypedStorage, Any]] = {}
+        self.others: dict[int, tuple[Tensor, Tensor]] = {}
+        self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.modules = [Attributes(module) for module in _each_once(inner for module in modules for inner in module.modules())]
+        compiled = (each.module for each in self.modules if is_compiled(each.module))
+        for buffer in _each_once(buffer for module in compiled for buffer in module.buffers()):
+            self.copy(buffer)
+
+    # -- what the step does ----------------------------------------------------------------------------------------------
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operator is about to run."""
+        info = operator_info(func)
+        for tensor in tensors_in((*args, *kwargs.values())):
+            if tensor.requires_grad:
+                self.see_leaf(tensor if tensor._base is None else tensor._base)
+        if info.can_write and not info.is_refill:
+            for tensor in info.written(args, kwargs):
+                self.copy(tensor)
+        if info.is_random:
+            self.see_generator(generator_of(args, kwargs))
+
+    def after(self, info: OperatorInfo, out: Any) -> None:
+        """An operator has run: what it made is the step's own. Only torch's own operators say without fail whether they made it."""
+        if not info.makes or not info.name.startswith("aten."):
+            return
+        for tensor in outputs_in(out):
+            storage = _storage_of(tensor)
+            if storage is not None:
+                storage._punar_step = self.number  # type: ignore[attr-defined]
+
+    def is_made(self, storage: torch.UntypedStorage) -> bool:
+        """Whether an operator of this step made a storage."""
+        return getattr(storage, "_punar_step", None) == self.number
+
+    def see_leaf(self, tensor: Tensor) -> None:
+        """Remembers the gradient of a leaf that was there before the step."""
+        if id(tensor) in self.leaves or not (tensor.is_leaf and tensor.requires_grad):
+            return
+        storage = _storage_of(tensor)
+        if storage is None or not self.is_made(storage):
+            self.leaves[id(tensor)] = (tensor, tensor.grad)
+
+    def see_backward(self, outputs: Iterable[Any]) -> None:
+        """A backward pass is about to run: it writes into the gradients of the leaves that it leads to."""
+        leaves = (leaf for _, leaf in nodes_from(outputs))
+        for tensor in (*leaves, *outputs):
+            if isinstance(tensor, Tensor):
+                self.see_leaf(tensor)
+
+    def see_generator(self, generator: torch.Generator | None) -> None:
+        """Remembers the state of a generator that an operator is about to draw from."""
+        if generator is not None and generator not in self.generators:
+            self.generators[generator] = generator.get_state()
+
+    def copy(self, tensor: Tensor) -> None:
+        """Copies the storage of a tensor that is about to be overwritten, the first time."""
+        storage = _storage_of(tensor)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            if storage is None:
+                if id(tensor) not in self.others:
+                    self.others[id(tensor)] = (tensor, tensor.clone())
+                return
+            if self.is_made(storage) or storage.device.type == "meta":
+                return
+            self.shapes.setdefault(id(tensor), (tensor, storage, _shape_of(tensor)))
+            if storage._cdata in self.storages:
+                return
+            copied = bytes_of(storage).to("cpu", copy=True)
+            self.storages[storage._cdata] = (storage, copied)
+        if storage.device.type == "cpu":
+            self.meter.record_created(copied)
+
+    # -- going back ------------------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Puts everything back; the next attempt finds it as the first one did."""
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for storage, copied in self.storages.values():
+                if storage.nbytes() != len(copied):
+                    storage.resize_(len(copied))
+                bytes_of(storage).copy_(copied)
+            for tensor, storage, shape in self.shapes.values():
+                if (tensor.untyped_storage()._cdata, _shape_of(tensor)) != (storage._cdata, shape):
+                    tensor.set_(storage, *shape)
+            for tensor, copied in self.others.values():
+                tensor.copy_(copied)
+            for leaf, gradient in self.leaves.values():
+                leaf.grad = gradient
+        for module in self.modules:
+            module.restore()
+        for generator, state in self.generators.items():
+            generator.set_state(state)
+        self.random.restore()
+
+    @contextmanager
+    def refusing_optimizers(self) -> Iterator[None]:
+        """Within, an optimizer that steps in this thread, or on parameters that this step reads, is refused before it has changed anything."""
+
+        def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            parameters = (id(p) for group in optimizer.param_groups for p in group["params"])
+            if threading.get_ident() == self.thread or any(p in self.leaves for p in parameters):
+                raise UsageError(
+                    f"asked to run a step that can be repeated, found {type(optimizer).__name__}.step() inside it: what an optimizer changes cannot be "
+                    "put back without a copy of every parameter. Step the optimizer after remat.step has returned"
+                )
+
+        handle = register_optimizer_step_pre_hook(refuse)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class Attributes:
+    """A module's attributes, as they were."""
+
+    __slots__ = ("contents", "module", "named", "states")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.named = dict(module.__dict__)
+        self.contents: dict[int, tuple[Any, Any]] = {}
+        self.states: list[Callable[[], None]] = []
+        self.see(self.named.values())
+
+    def see(self, items: Iterable[Any]) -> None:
+        """Remembers what attributes, or items of one, hold now."""
+        for item in items:
+            if type(item) in _CONTAINERS:
+                if id(item) not in self.contents:
+                    self.contents[id(item)] = (item, item.copy())
+                    if item:
+                        self.see(itertools.islice(item.values() if isinstance(item, dict) else item, _MOST_FOLLOWED))
+            elif isinstance(item, random.Random):
+                self.states.append(functools.partial(item.setstate, item.getstate()))
+            elif type(item).__module__ == "numpy.random._generator":
+                self.states.append(functools.partial(setattr, item.bit_generator, "state", item.bit_generator.state))
+
+    def restore(self) -> None:
+        attributes = self.module.__dict__
+        attributes.clear()
+        attributes.update(self.named)
+        for item, before in self.contents.values():
+            item.clear()
+            item.extend(before) if isinstance(item, (list, deque)) else item.update(before)
+        for restore in self.states:
+            restore()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module's call goes to ``torch.compile``."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
+def _each_once(items: Iterable[T]) -> list[T]:
+    return list({id(item): item for item in items}.values())
+
+
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """A flat byte tensor on a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None for tensors without one."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None
+
+
+def _shape_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies in its storage: offset, sizes, strides."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def modules_of(function: Callable[..., Any], arguments: Iterable[Any]) -> list[nn.Module]:
+    """The modules that a function can reach by name: arguments, closures, globals that it names, the object it is a method of.
+
+    The same for functions found on the way, inside lists, tuples and dicts, and among the attributes of objects.
+    """
+    found: list[nn.Module] = []
+    seen: set[int] = set()
+    waiting: deque[Any] = deque([function, *arguments])
+    while waiting and len(seen) < _MOST_FOLLOWED:
+        item = waiting.popleft()
+        if isinstance(item, nn.Module):
+            found.append(item)
+        elif id(item) not in seen and (reached := list(itertools.islice(_reached_from(item), _MOST_FOLLOWED))):
+            seen.add(id(item))
+            waiting.extend(reached)
+    return _each_once(found)
+
+
+def _reached_from(item: Any) -> Iterable[Any]:
+    """What an object leads to."""
+    match item:
+        case type() | ModuleType() | Tensor():
+            return ()
+        case list() | tuple():
+            return item
+        case dict():
+            return item.values()
+        case functools.partial():
+            return (item.func, *item.args, *item.keywords.values())
+        case MethodType():
+            return (item.__func__, item.__self__)
+        case FunctionType():
+            return _reached_from_function(item)
+        case _:
+            attributes = getattr(item, "__dict__", {}).values()
+            return [each for each in attributes if isinstance(each, _FOLLOWED)]
+
+
+def _reached_from_function(function: FunctionType) -> Iterator[Any]:
+    """What is in a function's closure, its defaults, the globals that it names, and the function that it wraps."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a name that is not bound yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from (function.__globals__[name] for name in _names_in(function.__code__) if name in function.__globals__)
+    yield getattr(function, "__wrapped__", None)
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """The global names that a function uses, those in functions inside it too."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names_in(const)]
+    return [*code.co_names, *inner]
