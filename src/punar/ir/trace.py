@@ -33,7 +33,7 @@ from punar.errors import PlanError
 from punar.ir.fields import Field, FieldError
 
 FORMAT = "punar-trace"
-VERSION = 2
+VERSION = 3
 
 
 class EventKind(enum.IntEnum):
@@ -83,7 +83,9 @@ class Op:
     ``collective``, ``prelude`` (stands for whatever made what is there when the forward pass begins), ``other``.
     ``signature`` names the function with the shapes and dtypes it was called on: operators
     with equal signatures cost the same. ``clobbers``: values whose storage it overwrites besides, with what no replay can make (running
-    statistics): the next version there is a source (Rule 2).
+    statistics): the next version there is a source (Rule 2). ``source``: the line of Python that called it in forward, such as
+    ``model.py:12``; "" where that is not known. ``forward``: of a backward operator, the forward one whose autograd node ran it; -1 where that
+    is not known.
     """
 
     id: int
@@ -99,6 +101,8 @@ class Op:
     peak_bytes: int
     is_replayable: bool
     clobbers: tuple[int, ...] = ()
+    source: str = ""
+    forward: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +277,8 @@ def _op_from_row(row: Field) -> Op:
         peak_bytes=part["peak_bytes"].number(),
         is_replayable=part["is_replayable"].flag(),
         clobbers=part["clobbers"].numbers(),
+        source=sys.intern(part["source"].text()),
+        forward=part["forward"].number(least=-1),
     )
 
 
@@ -311,6 +317,8 @@ def check_references(trace: Trace) -> None:
         for name in ("inputs", "outputs", "clobbers"):
             for id in getattr(op, name):
                 _check_id(f"ops[{op.id}].{name}", id, values, "values")
+        if op.forward >= 0 and (not op.is_backward or op.forward >= op.id):
+            raise FieldError(f"ops[{op.id}].forward is {op.forward}, which is no forward operator before it")
         if op.kind == "prelude" and (op.is_replayable or op.is_backward):
             raise FieldError(f"ops[{op.id}].is_replayable or .is_backward is true, which what came before the step cannot be")
     for save in trace.saves:

@@ -1,13 +1,18 @@
-"""Which module an operator was called from, read off the Python stack: no hook is put on any module."""
+"""Which module and which line an operator was called from, read off the Python stack: no hook is put on any module."""
 
 from __future__ import annotations
 
 import sys
 from itertools import pairwise
+from pathlib import PurePath
+from types import FrameType
 
 import torch
 
 _CALL = torch.nn.Module._call_impl.__code__
+
+_NOT_THE_USERS = ("torch.", "punar.torch.")
+"""Modules by the names they begin with, whose lines say nothing of the model."""
 
 
 class ModulePaths:
@@ -28,6 +33,32 @@ class ModulePaths:
         if name is None:
             name = self._names[key] = ".".join(_steps(modules[::-1]))
         return name
+
+
+class SourceLines:
+    """Names the innermost line that is neither torch's nor ours, such as ``model.py:12`` or ``package/model.py:12``: no folder of the machine's."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str] = {}
+
+    def current(self) -> str:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_NOT_THE_USERS):
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        path = frame.f_code.co_filename
+        name = self._files.get(path)
+        if name is None:
+            name = self._files[path] = _below_import_root(path, str(frame.f_globals.get("__name__", "")))
+        return f"{name}:{frame.f_lineno}"
+
+
+def _below_import_root(path: str, module: str) -> str:
+    """The end of a file's path that its module's name stands for."""
+    parts = PurePath(path).parts
+    depth = module.count(".") + 1 + (parts[-1:] == ("__init__.py",))
+    return "/".join(parts[-depth:])
 
 
 def _steps(modules: list[torch.nn.Module]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from punar.ir import Event, EventKind, Op, Trace, TraceBuilder
 from punar.torch.follower import Handle
 from punar.torch.meter import Meter, StorageRecord
-from punar.torch.modules import ModulePaths
+from punar.torch.modules import ModulePaths, SourceLines
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, in_backward, name_of, operator_info, outputs_in, signature_of, tensors_in
 from punar.torch.random_state import generator_of
 from punar.torch.records import Episode, Geometry, alias, checksum, overlaps
@@ -101,6 +101,8 @@ class Tracer:
         self.users: dict[int, int] = {}
         self.tracked: dict[int, weakref.ref[Tensor]] = {}
         self.paths = ModulePaths()
+        self.lines = SourceLines()
+        self.made_node: dict[int, int] = {}
         self.probe = ScratchProbe()
         self.resident_before = meter.live
         self.carried_before = carried_bytes
@@ -144,6 +146,7 @@ class Tracer:
             "signature": signature_of(info.name, args, kwargs),
             "inputs": tuple(dict.fromkeys(inputs)),
             "is_replayable": not is_backward and self.is_replayable(info, tensors, args, kwargs),
+            **(self.origin() if is_backward else self.place(len(self.rows))),
         }
         if self.lent:
             self.take_back()
@@ -159,6 +162,15 @@ class Tracer:
         made = self.outputs(number, info, outputs_in(out), is_backward)
         row["outputs"] = tuple(made + self.overwritten(number, info, written))
         return out
+
+    def place(self, number: int) -> dict[str, Any]:
+        """Where a forward operator was called. The first one that runs after autograd has numbered a node is that node's."""
+        self.made_node.setdefault(torch.autograd._get_sequence_nr() - 1, number)
+        return {"source": sys.intern(self.lines.current())}
+
+    def origin(self) -> dict[str, Any]:
+        """The forward operator whose node runs."""
+        return {"forward": self.made_node.get(_place_in_backward()[1], -1)}
 
     def is_replayable(self, info: OperatorInfo, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not info.is_replayable or not all(type(t) in PLAIN_TYPES and t.layout is torch.strided for t in tensors):
