@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from punar.ir.derived import derived
 from punar.ir.trace import EventKind, Trace
@@ -85,11 +86,21 @@ def rounded(moves: Sequence[Move], channels: Sequence[Channel]) -> frozenset[int
     )
 
 
+class Copy(NamedTuple):
+    """One value on its way to a channel, or back. Units: nanoseconds from the step's start."""
+
+    value: int
+    tier: int
+    start_ns: int
+    takes_ns: int
+    is_out: bool
+
+
 class Copies:
     """The second timeline of one simulation. Units: nanoseconds from the step's start.
 
     ``stall_ns``: what the computation waited for copies; ``busy_ns``: what it lost to them besides; ``copy_ns``: what they took;
-    ``coding_ns``: what encoding and decoding took; ``coded_bytes``: of the values that were encoded.
+    ``coding_ns``: what encoding and decoding took; ``coded_bytes``: of the values that were encoded. ``runs``: every copy, where a list is given.
     """
 
     def __init__(self, channels: Sequence[Channel]) -> None:
@@ -97,6 +108,7 @@ class Copies:
         self.free_at = [0] * len(channels)
         self.stall_ns = self.busy_ns = self.copy_ns = self.moved_bytes = self.coding_ns = self.coded_bytes = 0
         self.ends: dict[int, int] = {}
+        self.runs: list[Copy] | None = None
 
     @property
     def lost_ns(self) -> int:
@@ -107,14 +119,20 @@ class Copies:
         channel = self.channels[move.tier]
         takes_ns = channel.write_ns(nbytes) if is_out else channel.read_ns(nbytes)
         if channel.is_codec:
+            self.see(Copy(move.value, move.tier, now_ns + self.lost_ns, takes_ns, is_out))
             self.coding_ns += takes_ns
             self.coded_bytes += nbytes if is_out else 0
             return
         start = max(self.free_at[move.tier], now_ns + self.lost_ns)
+        self.see(Copy(move.value, move.tier, start, takes_ns, is_out))
         self.free_at[move.tier] = self.ends[move.value] = start + takes_ns
         self.busy_ns += takes_ns * channel.busy_percent // 100
         self.copy_ns += takes_ns
         self.moved_bytes += nbytes
+
+    def see(self, copy: Copy) -> None:
+        if self.runs is not None:
+            self.runs.append(copy)
 
     def wait(self, value: int, now_ns: int) -> None:
         """The computation needs a copy to have ended."""

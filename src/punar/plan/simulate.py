@@ -78,7 +78,7 @@ def simulate(
 
     Complexity: O(events + replayed operators).
     """
-    judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from, rounded(moves, channels)), on_run)
+    judge = Judge(trace, hold_from if is_closed else close(trace, hold_from, rounded(moves, channels)), on_run)
     judge.left = most_replays
     judge.move(moves, channels)
     judge.run(judge.line.all_steps if on_run else score_of(trace).steps)
@@ -89,7 +89,7 @@ def highest(
     trace: Trace, hold_from: Sequence[int], cell: Sequence[int], *, is_closed: bool = False, most_replays: int = 1 << 62
 ) -> tuple[Simulation, list[int]]:
     """What ``simulate`` says, and the highest bytes in each cell; ``cell[event]`` rises, and only where events are not apart (``stretches.py``)."""
-    judge = _Judge(trace, hold_from if is_closed else close(trace, hold_from), None)
+    judge = Judge(trace, hold_from if is_closed else close(trace, hold_from), None)
     judge.left, judge.cell, judge.high = most_replays, cell, [-trace.resident_bytes] * (cell[-1] + 1 if cell else 1)
     judge.run(score_of(trace).steps)
     return judge.result(), [bytes + trace.resident_bytes for bytes in judge.high]
@@ -99,13 +99,13 @@ def alive_at(
     trace: Trace, hold_from: Sequence[int], place: int, moves: Sequence[Move] = (), channels: Sequence[Channel] = ()
 ) -> list[tuple[int, int]]:
     """What is alive just before the event at ``place``, as (operator that made it, bytes); what was there before the step is left out."""
-    judge = _Judge(trace, close(trace, hold_from), None)
+    judge = Judge(trace, close(trace, hold_from), None)
     judge.move(moves, channels)
     judge.run(judge.line.all_steps[:place])
     return judge.alive()
 
 
-class _Judge:
+class Judge:
     """The state of one simulation. Instances of a storage: the original one, and private ones made by clones and replays."""
 
     def __init__(self, trace: Trace, hold_from: Sequence[int], on_run: Callable[[int, int, bool], None] | None) -> None:
@@ -167,15 +167,22 @@ class _Judge:
         )
 
     def alive(self) -> list[tuple[int, int]]:
-        line, first = self.line, {value.storage: value.producer for value in reversed(self.trace.values)}
-        original = [
+        return self.originals() + self.copied()
+
+    def originals(self) -> list[tuple[int, int]]:
+        """The storages that are alive as the step itself allocated them, as (operator that made it, bytes)."""
+        first = {value.storage: value.producer for value in reversed(self.trace.values)}
+        return [
             (first[storage.id], storage.bytes)
             for storage, alive, refs in zip(self.trace.storages, self.is_user_alive, self.original_refs, strict=True)
             if (alive or refs) and not storage.is_source and first.get(storage.id, -1) >= 0
         ]
+
+    def copied(self) -> list[tuple[int, int]]:
+        """What clones, copies in and finished replays have allocated besides and is alive."""
+        line = self.line
         private = [(line.producer[value], line.bytes[value]) for value, state in enumerate(self.held) if state == 2]
-        lent = [(line.producer[self.trace.saves[save].value], size) for save, size in self.transient.items()]
-        return original + private + lent
+        return private + [(line.producer[line.saved[save]], size) for save, size in self.transient.items()]
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ class Tracer:
 
     def place(self, number: int) -> dict[str, Any]:
         """Where a forward operator was called. The first one that runs after autograd has numbered a node is that node's."""
-        self.made_node.setdefault(torch.autograd._get_sequence_nr() - 1, number)
+        self.made_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)
         return {"source": sys.intern(self.lines.current())}
 
     def origin(self) -> dict[str, Any]:
