@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 from punar.errors import BudgetError, InfeasibleBudget, PlanError, PunarError
 
 if TYPE_CHECKING:
-    from punar.api import Frontier, Profile, Remat, Verification, frontier, profile, solve, verify
+    from punar.api import Explanation, Frontier, Profile, Remat, Verification, explain, frontier, profile, solve, verify
     from punar.plan import Plan
     from punar.torch.replayable import replayable
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Explanation": "punar.api",
     "Frontier": "punar.api",
     "Plan": "punar.plan",
     "Profile": "punar.api",
     "Remat": "punar.api",
     "Verification": "punar.api",
+    "explain": "punar.api",
     "frontier": "punar.api",
     "profile": "punar.api",
     "replayable": "punar.torch.replayable",
@@ -32,6 +34,7 @@ _HOMES = {
 
 __all__ = [
     "BudgetError",
+    "Explanation",
     "Frontier",
     "InfeasibleBudget",
     "Plan",
@@ -40,6 +43,7 @@ __all__ = [
     "PunarError",
     "Remat",
     "Verification",
+    "explain",
     "frontier",
     "profile",
     "replayable",

@@ -18,12 +18,15 @@ import torch
 
 from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
 from punar.ir import Trace
+from punar.ir.derived import forget_derived
 from punar.plan import Plan, make_plan, simulate
 from punar.plan.codecs import OPTIONS, codec_of
 from punar.plan.moves import Channel
 from punar.plan.plan import read_file, write_text
+from punar.reporting.explain import Explanation, check_plan, explain_step
 from punar.reporting.report import Report, count
 from punar.reporting.table import format_columns
+from punar.reporting.timeline import Timeline
 from punar.solvers import codable, find, frontier_points, holder_lines, holders_at_peak, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
@@ -287,6 +290,34 @@ class Remat:
         """What was planned and what was measured; ``str()`` of it is a text."""
         is_given = self._session.fixed is not None
         return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
+
+    def explain(self) -> Explanation:
+        """Why the last recorded step needs the memory it does, and why the plan in force does what it does; ``str()`` of it is a text.
+
+        Raises:
+            UsageError: no step has been recorded.
+        """
+        trace, plan = self._recorded("explain").trace, self.plan
+        if plan is not None and plan.resident_bytes > trace.resident_bytes:  # the optimizer may have made its state since
+            since = plan.resident_bytes - trace.resident_bytes + int(trace.meta["optimizer_bytes"])
+            trace = replace(trace, meta=trace.meta | {"optimizer_bytes": str(min(since, self._session.optimizer_bytes))})
+        return explain(Profile(trace=trace), plan)
+
+    def timeline(self) -> Timeline:
+        """The last recorded step under the plan in force, as it is predicted: ``save`` writes it for Perfetto.
+
+        Raises:
+            UsageError: no step has been recorded.
+        """
+        return self._recorded("show the timeline of").timeline(self.plan)
+
+    def _recorded(self, verb: str) -> Profile:
+        if self.trace is None:
+            raise UsageError(
+                f"asked to {verb} a step, none has been recorded; run one first, or, where a plan was given to obey, make a profile with "
+                "punar.profile and give it the plan"
+            )
+        return Profile(trace=self.trace)
 
     def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
         plan = self._plan_within(trace, self._budget_for(trace, extra_bytes), extra_bytes)
@@ -557,6 +588,18 @@ class Profile:
         """
         return cls(trace=read_file(path, Trace.from_json))
 
+    def explain(self, plan: Plan | None = None) -> Explanation:
+        """See ``punar.explain``."""
+        return explain(self, plan)
+
+    def timeline(self, plan: Plan | None = None) -> Timeline:
+        """The step under a plan, or the plain one, as it is predicted: ``save`` writes it for Perfetto.
+
+        Raises:
+            PlanMismatch: the plan was made for another step.
+        """
+        return Timeline.of(_trace_of(self), plan)
+
 
 def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:
     """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
@@ -615,6 +658,33 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: Of
     trace, asked = _trace_of(profile), check_budget(budget)
     codecs = codec_channels(trace, asked, solver, check_compress(compress))
     return plan_for(trace, asked, solver, channels=(*_channels_to(offload, trace.device), *codecs))
+
+
+def explain(profile: Profile, plan: Plan | None = None) -> Explanation:
+    """Says what sets a profiled step's peak, what a plan does about it and why, and what would lower the least peak.
+
+    Without a plan it is the plain step that is explained. The least peak is that of ``budget="min"``, or the plan's where that is lower.
+
+    Raises:
+        PlanMismatch: the plan was made for another step.
+        UsageError: this is no profile.
+
+    Example:
+        >>> import torch, punar
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
+        >>> profile = punar.profile(model, torch.ones(512, 64), lambda model, batch: model(batch).sum())
+        >>> explanation = punar.explain(profile)
+        >>> sum(holder.bytes for holder in explanation.holders) == explanation.peak.bytes
+        True
+    """
+    trace = _trace_of(profile)
+    check_plan(trace, plan)
+    if plan is not None:  # a Remat's plan may count more than was there when its step was recorded
+        trace = replace(trace, resident_bytes=max(trace.resident_bytes, plan.resident_bytes))
+    try:
+        return explain_step(trace, plan, plan_for(trace, "min", channels=codec_channels(trace, "min", "auto", EXACT)))
+    finally:
+        forget_derived()  # the altered steps' too
 
 
 def _channels_to(offload: Offloading, device: str) -> tuple[Channel, ...]:
@@ -849,13 +919,16 @@ def _differences(a: tuple[torch.Tensor, StateSnapshot], b: tuple[torch.Tensor, S
 
 
 __all__ = [
+    "Explanation",
     "Frontier",
     "FrontierPoint",
     "InfeasibleBudget",
     "Plan",
     "Profile",
     "Remat",
+    "Timeline",
     "Verification",
+    "explain",
     "frontier",
     "profile",
     "solve",

@@ -71,6 +71,30 @@ def test_texts_for_people(script: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out
 
 
+def test_explain_says_why(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, plan, step = tmp_path / "trace.json", tmp_path / "plan.json", tmp_path / "step.json"
+    assert run("profile", script, "-o", trace) == 0
+    assert run("solve", trace, "--budget", "0.5", "-o", plan, "--json") == 0
+    capsys.readouterr()
+
+    assert run("explain", trace) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("The peak of the plain step, cpu\n")
+    assert "step.py:8" in text  # the line of the script that calls the model
+
+    assert run("explain", trace, "--plan", plan, "--trace", step, "--json") == 0
+    captured = capsys.readouterr()
+    body = json.loads(captured.out)
+    assert body["peak"]["bytes"] == punar.Plan.load(plan).peak_bytes
+    assert body["totals"]["recomputed"] > 0
+    assert f"wrote {step}" in captured.err
+    assert json.loads(step.read_text(encoding="utf-8"))["otherData"]["peak_bytes"] == body["peak"]["bytes"]
+
+    assert run("explain", trace, "--budget", "0.5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["peak"]["bytes"] == body["peak"]["bytes"]
+    assert run("explain", trace, "--budget", "0.5", "--plan", plan) == 2
+
+
 def test_infeasible_budget_ends_with_3(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
     assert run("profile", script, "-o", trace) == 0

@@ -536,3 +536,18 @@ def test_an_operator_that_fails_and_is_caught_is_no_part_of_the_step() -> None:
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
     assert remat.plan is not None
     assert remat.stats[-1].measured_peak_bytes == remat.plan.peak_bytes
+
+
+def test_a_remat_explains_its_plan() -> None:
+    model, x = make_blocks(4), torch.randn(64, 32)
+    remat = punar.Remat(budget=0.6)
+    with pytest.raises(UsageError, match="none has been recorded"):
+        remat.explain()
+    for _ in range(2):
+        with remat:
+            model(x).square().mean().backward()
+        model.zero_grad()
+    assert remat.plan is not None
+    assert remat.explain().peak.bytes == remat.timeline().playback.peak.bytes == remat.plan.peak_bytes
+    with pytest.raises(UsageError, match="where a plan was given to obey"):
+        punar.Remat(plan=remat.plan).timeline()

@@ -16,6 +16,7 @@ from punar.ir.trace import Op, Trace
 from punar.plan.moves import Channel, Copy
 from punar.plan.plan import Plan, write_text
 from punar.plan.playback import Playback, Run, play
+from punar.reporting.explain import check_plan
 from punar.units import format_bytes
 
 FORWARD, BACKWARD, REPLAY, FIRST_CHANNEL = 1, 2, 3, 4
@@ -40,7 +41,12 @@ class Timeline:
 
     @classmethod
     def of(cls, trace: Trace, plan: Plan | None = None) -> Timeline:
-        """The timeline of a traced step under a plan that was made for it, of the plain step where there is none."""
+        """The timeline of a traced step under a plan, of the plain step where there is none.
+
+        Raises:
+            PlanMismatch: the plan was made for another step.
+        """
+        check_plan(trace, plan)
         if plan is None:
             return cls(title=f"plain step, {trace.device}", playback=play(trace, (0,) * len(trace.values)), _trace=trace)
         playback = play(trace, plan.hold_from, is_closed=True, moves=plan.moves, channels=plan.channels)

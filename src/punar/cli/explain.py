@@ -1,0 +1,61 @@
+"""``punar explain``: says why a recorded step needs the memory it does, and why a plan does what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, check_output, compress_by, offload_to, parse_budget
+from punar.cli.output import emit, emit_json, emit_table, say
+
+if TYPE_CHECKING:
+    from punar import Explanation, Plan, Profile
+
+
+def explain(
+    profile: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `punar profile` wrote.")],
+    budget: Annotated[str | None, typer.Option("--budget", help=BUDGET_HELP)] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", exists=True, dir_okay=False, help="A plan that `punar solve` wrote.")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", dir_okay=False, help="Where to write the step's timeline, for Perfetto.")] = None,
+    offload: Offload = None,
+    compress: Compress = None,
+    json: Json = False,
+) -> None:
+    """Says what sets the peak of a recorded step, what a plan does about it and why, and what would lower it."""
+    if budget is not None and plan is not None:
+        raise typer.BadParameter("give --budget or --plan, not both", param_hint="--budget / --plan")
+    asked = None if budget is None else parse_budget(budget)
+    check_output(trace)
+    import punar
+
+    found = punar.Profile.load(profile)
+    obeyed = punar.Plan.load(plan) if plan is not None else _solved(found, asked, offload, compress)
+    explanation = punar.explain(found, obeyed)
+    if trace is not None:
+        found.timeline(obeyed).save(trace)
+        say(f"wrote {trace}")
+    if json:
+        emit_json(explanation.to_dict())
+    else:
+        _print(explanation)
+
+
+def _solved(profile: Profile, budget: str | float | int | None, offload: list[str] | None, compress: list[str] | None) -> Plan | None:
+    """The plan for a budget; None where none was asked for."""
+    if budget is None:
+        return None
+    import punar
+
+    with offload_to(offload) as place:
+        return punar.solve(profile, budget=budget, offload=place, compress=compress_by(compress))
+
+
+def _print(explanation: Explanation) -> None:
+    for place, section in enumerate(explanation.sections()):
+        emit(("\n" if place else "") + section.title)
+        if section.table is not None:
+            emit_table(section.table.header, section.table.rows, left=section.table.left)
+        for note in section.notes:
+            emit(note)
