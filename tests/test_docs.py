@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,13 @@ def reader() -> dict[str, Any]:
         "loss_fn": loss_fn,
         "optimizer": torch.optim.AdamW(model.parameters()),
     }
+
+
+@pytest.fixture(autouse=True)
+def quiet_again() -> Iterator[None]:
+    """A page shows how to have steps logged."""
+    yield
+    logging.getLogger("punar").setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)

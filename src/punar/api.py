@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 import os
@@ -41,6 +42,7 @@ from punar.units import format_bytes, format_seconds, parse_bytes
 
 Budget = str | int | float | None
 Compress = str | Iterable[str] | None
+Exporter = Callable[[StepStats], object]
 LossFn = Callable[[Any, Any], Any]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,6 +50,8 @@ Offloading = str | Sequence[str] | None
 
 EXACT = ("mask",)
 """How values are compressed where nobody says how: what costs no precision."""
+
+_LOG = logging.getLogger("punar")
 
 _AUTO_MARGIN = 0.9
 """The share of the device's free memory that ``"auto"`` uses: the rest is for what the allocator loses and others take."""
@@ -75,10 +79,12 @@ class Remat:
         limit: bytes that a step on the CPU may have, as an int or a text such as ``"6 GiB"``: one that has more raises ``punar.errors.OutOfMemory``, as
             a CUDA device does by itself. Every operator is then watched.
         modules: a module, or several, that ``step`` puts back before it repeats a step; those that its function names, it finds by itself.
+        on_step: called with the ``StepStats`` of each block when it is over, or several such; see ``punar.export``. Where it raises, that is a
+            warning, once.
 
     Raises:
         BudgetError: the budget is none of these, or the limit is no number of bytes.
-        UsageError: both a budget and a plan were given, or there is no such solver, or ``offload`` or ``compress`` is none of these.
+        UsageError: both a budget and a plan were given, or there is no such solver, or ``offload``, ``compress`` or ``on_step`` is none of these.
         OffloadError: the folder cannot be used.
 
     Example:
@@ -102,6 +108,7 @@ class Remat:
         compress: Compress = EXACT,
         limit: str | int | None = None,
         modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
+        on_step: Exporter | Iterable[Exporter] | None = None,
     ) -> None:
         if plan is not None and budget is not None:
             raise UsageError("asked for both a budget and a plan; a plan has its budget already: give one of the two")
@@ -111,6 +118,9 @@ class Remat:
         self.solver = check_solver(solver)
         self.compress = check_compress(compress)
         self.stats: list[StepStats] = []
+        self._exporters = check_exporters(on_step)
+        self._has_raised: set[int] = set()
+        self._told_plans: set[int] = set()
         self._promised_bytes = 0
         self.limit = check_limit(limit)
         self._modules = check_modules(modules)
@@ -133,7 +143,36 @@ class Remat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.stats.append(self._session.stop(is_failed=error is not None))
+        self._record(self._session.stop(is_failed=error is not None))
+
+    def _record(self, stats: StepStats) -> None:
+        """Keeps what a step did, and tells those that want to know."""
+        self.stats.append(stats)
+        if _LOG.isEnabledFor(logging.INFO):
+            self._log(stats)
+        for place, export in enumerate(self._exporters):
+            try:
+                export(stats)
+            except Exception as failure:
+                self._warn_of(place, failure)
+
+    def _log(self, stats: StepStats) -> None:
+        """A line at DEBUG for each step, at INFO for each plan that is new."""
+        plan = stats.plan
+        if plan is not None and (key := hash((plan.budget_bytes, plan.fingerprint, plan.hold_from, plan.moves))) not in self._told_plans:
+            self._told_plans.add(key)
+            _LOG.info("step %d obeys a new plan: %s", len(self.stats), describe_plan(plan))
+        _LOG.debug("step %d: %s", len(self.stats), stats)
+
+    def _warn_of(self, place: int, failure: Exception) -> None:
+        """Says once that an exporter fails: what a step did is no reason to lose it."""
+        if place not in self._has_raised:
+            self._has_raised.add(place)
+            warnings.warn(
+                f"asked to call {self._exporters[place]!r} after each step, it raised {type(failure).__name__}: {failure}. Training goes on, and it is "
+                "called again after the next step; this is not told again",
+                stacklevel=3,
+            )
 
     def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs ``function(*args, **kwargs)`` as a ``with`` block, and once more under a tighter plan where it runs out of memory, until it goes through.
@@ -183,13 +222,13 @@ class Remat:
             stats, error = self._attempt(undo, run)
             stats = replace(stats, rescues=len(errors))
             if error is None:
-                self.stats.append(stats)
+                self._record(stats)
                 return len(errors)
             errors.append(error)
             undo.restore()
             why_not = self._why_not() or self._tighten(error)
             if why_not:
-                self.stats.append(stats)
+                self._record(stats)
                 add_note(errors[0], why_not)
                 try:
                     raise errors[0]
@@ -207,7 +246,7 @@ class Remat:
             stats = session.stop(is_failed=True, is_out_of_memory=is_repeatable)
             if is_repeatable:
                 return stats, error
-            self.stats.append(stats)
+            self._record(stats)
             raise
         return session.stop(is_failed=False), None
 
@@ -463,6 +502,28 @@ def codec_channels(trace: Trace, budget: Budget, solver: str, compress: tuple[st
     return tuple(measured(*known, device) for name in codable(trace, compress) if (known := codec_of(name)) is not None)
 
 
+def check_exporters(on_step: Exporter | Iterable[Exporter] | None) -> tuple[Exporter, ...]:
+    """Raises ``UsageError`` where something that is to be called after each step cannot be; returns all that can."""
+    if on_step is None:
+        return ()
+    asked = (on_step,) if callable(on_step) or not isinstance(on_step, Iterable) else tuple(on_step)
+    for export in asked:
+        if isinstance(export, type) or not callable(export):
+            found = f"the class {export.__name__}" if isinstance(export, type) else describe_type(export)
+            raise UsageError(
+                f"asked to call {found} after each step; give a function of one StepStats, an exporter such as punar.export.JsonLines(path), or a list"
+            )
+    return asked
+
+
+def describe_plan(plan: Plan) -> str:
+    """A plan in a line: all of it is predicted."""
+    return (
+        f"budget {format_bytes(plan.budget_bytes)}, peak {format_bytes(plan.peak_bytes)} of plain {format_bytes(plan.plain_peak_bytes)}, "
+        f"{plan.overhead:+.1%} time, {format_bytes(plan.kept_bytes)} kept, {format_bytes(plan.recomputed_bytes)} recomputed, solver {plan.solver}"
+    )
+
+
 def check_solver(solver: str) -> str:
     """Raises ``UsageError`` where there is no such solver; returns its name."""
     if not isinstance(solver, str):
@@ -486,7 +547,7 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
         return moved(solve_trace(trace, budget_bytes - extra_bytes, solver, channels), extra_bytes)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
-            f"{error} {resident_text(trace, extra_bytes)}",
+            f"{error} {resident_text(trace, extra_bytes)} What would lower it, `explain()` of the Remat or of the profile says.",
             budget_bytes=budget_bytes,
             least_bytes=error.least_bytes + extra_bytes,
             holders=error.holders,

@@ -551,3 +551,11 @@ def test_a_remat_explains_its_plan() -> None:
     assert remat.explain().peak.bytes == remat.timeline().playback.peak.bytes == remat.plan.peak_bytes
     with pytest.raises(UsageError, match="where a plan was given to obey"):
         punar.Remat(plan=remat.plan).timeline()
+
+
+def test_where_no_plan_fits_the_step_is_explained_all_the_same() -> None:
+    model, x = make_blocks(4), torch.randn(64, 32)
+    remat = punar.Remat(budget="1 KiB")
+    with pytest.raises(punar.InfeasibleBudget, match=r"`explain\(\)` of the Remat or of the profile says") as caught, remat:
+        model(x).square().mean().backward()
+    assert remat.explain().least.bytes >= caught.value.least_bytes

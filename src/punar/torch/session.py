@@ -45,7 +45,7 @@ from punar.torch.script import LEFT_ALONE, OUTDATED, Script
 from punar.torch.script_cache import Key, ScriptCache
 from punar.torch.tracer import TracedHandle, Tracer
 from punar.torch.undo import Undo
-from punar.units import format_bytes
+from punar.units import format_bytes, format_seconds
 
 Planner = Callable[[Trace, int, int], Plan]
 """Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
@@ -79,7 +79,7 @@ class StepStats:
     ``moved_bytes``: copied off the device and back, each way counted; ``stall_ns``: time waited for it; ``unmoved_values``: that were to be moved
     or encoded and could not. ``coded_bytes``: of values that were held in fewer bytes; ``coding_ns``: time taken by that. ``is_traced``: the block,
     or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was. ``rescues``: how often
-    ``Remat.step`` repeated the step, which ran out of memory; the other fields are those of the last attempt.
+    ``Remat.step`` repeated the step, which ran out of memory; the other fields are those of the last attempt. ``str()`` is a line.
     """
 
     measured_peak_bytes: int | None
@@ -96,6 +96,20 @@ class StepStats:
     coded_bytes: int = 0
     coding_ns: int = 0
     rescues: int = 0
+
+    def __str__(self) -> str:
+        measured = "unmeasured" if self.measured_peak_bytes is None else format_bytes(self.measured_peak_bytes)
+        predicted = "" if self.predicted_peak_bytes is None else f" ({format_bytes(self.predicted_peak_bytes)} predicted)"
+        parts = [
+            f"{format_seconds(self.time_ns)}, peak {measured}{predicted}, {format_bytes(self.kept_bytes)} kept",
+            f"{format_bytes(self.recomputed_bytes)} recomputed by {self.replayed_operators} operators" if self.replayed_operators else "",
+            f"{format_bytes(self.moved_bytes)} moved, {format_seconds(self.stall_ns)} waited for" if self.moved_bytes else "",
+            f"{format_bytes(self.coded_bytes)} compressed in {format_seconds(self.coding_ns)}" if self.coded_bytes else "",
+            f"{self.unmoved_values} values could not be moved" if self.unmoved_values else "",
+            "recorded" if self.is_traced else "",
+            f"repeated {self.rescues} times, out of memory" if self.rescues else "",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 class Waiting:

@@ -182,9 +182,9 @@ def explain_step(trace: Trace, plan: Plan | None, least: Plan) -> Explanation:
     played = play_plan(trace, plan)
     at_least = play_plan(trace, least)
     choices, dropped_ns_per_mib = choices_of(trace, plan, played)
-    lowest = least
+    lowest, whose = least, 'budget="min"'
     if plan is not None and played.peak.bytes < at_least.peak.bytes:
-        lowest, at_least = plan, played
+        lowest, at_least, whose = plan, played, "This plan"
     return Explanation(
         device=trace.device,
         solver="plain" if plan is None else plan.solver,
@@ -195,7 +195,7 @@ def explain_step(trace: Trace, plan: Plan | None, least: Plan) -> Explanation:
         holders=holders_at(trace, played.peak),
         choices=choices,
         dropped_ns_per_mib=dropped_ns_per_mib,
-        least=_least(trace, lowest, at_least.peak),
+        least=_least(trace, lowest, at_least.peak, whose),
         advice=advise(trace, lowest, at_least.peak),
     )
 
@@ -216,11 +216,11 @@ def play_plan(trace: Trace, plan: Plan | None) -> Playback:
     return play(trace, plan.hold_from, is_closed=True, moves=plan.moves, channels=plan.channels)
 
 
-def _least(trace: Trace, plan: Plan, peak: Peak) -> Least:
+def _least(trace: Trace, plan: Plan, peak: Peak, whose: str) -> Least:
     floor = floor_of(trace)
-    text = f"{format_bytes(peak.bytes)}, set by {title_of(trace, peak.op)}; it takes {plan.overhead:.1%} more time than the plain step. "
-    whose = "it takes alone" if floor.op == peak.op else f"{title_of(trace, floor.op)} takes alone"
-    text += f"No plan of these operators needs less than {format_bytes(floor.bytes)}, which {whose}, beside what is resident (proved)."
+    text = f"{whose} reaches {format_bytes(peak.bytes)}, set by {title_of(trace, peak.op)}; it takes {plan.overhead:.1%} more time than the plain step. "
+    taker = "it" if floor.op == peak.op else title_of(trace, floor.op)
+    text += f"No plan of these operators needs less than {format_bytes(floor.bytes)}, which {taker} takes alone, beside what is resident (proved)."
     return Least(bytes=peak.bytes, overhead=plan.overhead, floor_bytes=floor.bytes, text=text)
 
 
