@@ -171,7 +171,7 @@ class Remat:
             warnings.warn(
                 f"asked to call {self._exporters[place]!r} after each step, it raised {type(failure).__name__}: {failure}. Training goes on, and it is "
                 "called again after the next step; this is not told again",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -657,7 +657,8 @@ class Profile:
         """The step under a plan, or the plain one, as it is predicted: ``save`` writes it for Perfetto.
 
         Raises:
-            PlanMismatch: the plan was made for another step.
+            UsageError: the plan is none.
+            PlanMismatch: it was made for another step.
         """
         return Timeline.of(_trace_of(self), plan)
 
@@ -727,8 +728,8 @@ def explain(profile: Profile, plan: Plan | None = None) -> Explanation:
     Without a plan it is the plain step that is explained. The least peak is that of ``budget="min"``, or the plan's where that is lower.
 
     Raises:
+        UsageError: the profile or the plan is none.
         PlanMismatch: the plan was made for another step.
-        UsageError: this is no profile.
 
     Example:
         >>> import torch, punar
@@ -846,7 +847,7 @@ def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress
 def _trace_of(profile: Profile) -> Trace:
     if not isinstance(profile, Profile) or not isinstance(profile.trace, Trace):
         raise UsageError(
-            f"asked to solve for a step, found {describe_type(profile)}; give what punar.profile or punar.Profile.load returned"
+            f"asked for a profiled step, found {describe_type(profile)}; give what punar.profile or punar.Profile.load returned"
         )
     return profile.trace
 

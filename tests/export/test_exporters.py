@@ -157,6 +157,14 @@ def test_tensorboard_reads_what_is_written(steps: tuple[StepStats, ...], tmp_pat
     ]
 
 
+def test_scalars_go_to_a_folder_or_a_writer(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"asked to write scalars to .*file: File exists"):
+        TensorBoard(tmp_path / "file")
+    with pytest.raises(UsageError, match="with a NoneType; give a folder"):
+        TensorBoard(None)  # type: ignore[arg-type]
+
+
 def test_a_writer_that_the_program_has_stays_open(steps: tuple[StepStats, ...], tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 

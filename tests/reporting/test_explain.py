@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import punar
 from punar.api import moved
-from punar.errors import PlanMismatch
+from punar.errors import PlanMismatch, UsageError
 from punar.ir import Trace
 from punar.ir.lineage import NEVER
 from punar.plan import Plan, make_plan, simulate
@@ -208,9 +208,10 @@ def test_an_optimizer_that_came_since_is_resident() -> None:
 def test_a_peak_outside_of_the_passes_is_told() -> None:
     trace = transformer(2)
     plan = replace(least(trace), peak_bytes=1 << 40)
-    found = explain_step(trace, plan, least(trace)).peak
-    assert found.outside_bytes == 1 << 40
-    assert str(found).startswith(
+    found = explain_step(trace, plan, least(trace))
+    assert "The peak of 1.0 TiB is lower where what sets it allocates less" in str(found)
+    assert found.peak.outside_bytes == 1 << 40
+    assert str(found.peak).startswith(
         "1.0 TiB outside of forward and backward: an optimizer's step in the `with` block, or something else in it, sets the peak"
     )
 
@@ -219,6 +220,13 @@ def test_a_plan_of_another_step_is_refused() -> None:
     trace, other = transformer(2), transformer(3)
     with pytest.raises(PlanMismatch, match="asked to show a plan for the step"):
         explain_step(trace, least(other), least(trace))
+
+
+def test_a_path_is_no_plan() -> None:
+    profile = punar.Profile(trace=transformer(2))
+    for verb in (profile.explain, profile.timeline):
+        with pytest.raises(UsageError, match="asked to show a plan, found a str"):
+            verb("plan.json")  # type: ignore[arg-type]
 
 
 def test_dict_is_json() -> None:

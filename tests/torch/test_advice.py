@@ -134,9 +134,53 @@ def test_gradients_from_before_cost_at_most_what_is_told() -> None:
     assert 0 < beside.plain_peak_bytes - alone.plain_peak_bytes <= told_bytes
 
 
-def test_a_model_that_ends_in_no_loss_head_is_told_of_none() -> None:
+def no_head(last: nn.Module) -> nn.Module:
     """The last matrix product is amid the model: to cut all that follows it is no loss in chunks."""
-    model = nn.Sequential(nn.Linear(16, 1024), nn.Unflatten(1, (4, 16, 16)), nn.Conv2d(4, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 1, 3))
+    return nn.Sequential(nn.Linear(16, 1024), nn.Unflatten(1, (4, 16, 16)), last)
+
+
+class Residual(nn.Module):
+    """What follows its last matrix product reads what was before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 2048), nn.Linear(2048, 2048)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        return x + self.down(x)
+
+
+class Recurrent(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :, None].expand(-1, -1, 16))[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        no_head(nn.Sequential(nn.Conv2d(4, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 1, 3))),
+        no_head(nn.Sequential(nn.BatchNorm2d(4), nn.GELU())),
+        Residual(),
+        Recurrent(16, 64, batch_first=True),
+    ],
+    ids=["convolutions", "norm", "residual", "recurrent"],
+)
+def test_a_model_that_ends_in_no_loss_head_is_told_of_none(model: nn.Module) -> None:
+    batch = torch.randn(64, 16)
     for _ in range(2):
-        assert "chunked loss" not in told(model, torch.randn(32, 16), lambda model, batch: model(batch).square().mean())
-        model(torch.randn(32, 16)).sum().backward()  # again beside gradients
+        peaks = told(model, batch, lambda model, batch: model(batch).square().mean())
+        assert "chunked loss" not in peaks
+        model(batch).sum().backward()  # the second time beside gradients
+
+
+def test_scratch_that_may_be_a_parameter_s_is_not_halved() -> None:
+    """An LSTM's backward packs its weights anew."""
+    model, batch = Recurrent(16, 128, batch_first=True), torch.randn(64, 16)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    peaks = told(model, batch, loss)
+    loss(model, batch[:32]).backward()
+    assert keeps(model, batch[32:], loss, peaks["half batch"])

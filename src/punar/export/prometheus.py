@@ -62,7 +62,9 @@ class Prometheus:
         try:
             self._server, _ = client.start_http_server(port, addr=address, registry=self._registry)
         except (OSError, OverflowError) as error:
-            raise UsageError(f"asked to serve metrics on {address}, port {port}: {error}; give a free port, or 0 for any") from error
+            raise UsageError(
+                f"asked to serve metrics on {address}, port {port}: {error}; give a free port of an address of this machine, or port 0 for any"
+            ) from error
         return int(self._server.server_port)
 
     def __call__(self, stats: StepStats) -> None:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from punar.errors import UsageError
 from punar.export.libraries import imported
 from punar.export.metrics import METRICS
 from punar.torch.session import StepStats
@@ -24,16 +25,18 @@ class TensorBoard:
 
     Raises:
         MissingDependency: ``tensorboard`` is not installed.
+        UsageError: the folder cannot be made, or this is neither.
     """
 
     def __init__(self, to: str | os.PathLike[str] | SummaryWriter, *, first_step: int = 0) -> None:
-        self._writer: SummaryWriter
         self._end: Callable[[], object] | None = None
         if isinstance(to, (str, os.PathLike)):
-            self._writer = imported("torch.utils.tensorboard", "tensorboard", "tensorboard").SummaryWriter(os.fspath(to))
+            self._writer = _opened(os.fspath(to))
             self._end = weakref.finalize(self, self._writer.close)  # also when the process ends: a writer loses what it has not flushed
-        else:
+        elif hasattr(to, "add_scalar"):
             self._writer = to
+        else:
+            raise UsageError(f"asked to write scalars with a {type(to).__name__}; give a folder or a SummaryWriter")
         self._step = first_step
 
     def __call__(self, stats: StepStats) -> None:
@@ -49,3 +52,13 @@ class TensorBoard:
         self._writer.flush()
         if self._end is not None:
             self._end()
+
+
+def _opened(folder: str) -> SummaryWriter:
+    writer = imported("torch.utils.tensorboard", "tensorboard", "tensorboard").SummaryWriter
+    try:
+        return writer(folder)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise UsageError(
+            f"asked to write scalars to {folder}: {error.strerror or error}; give a folder that is there or can be made"
+        ) from error

@@ -44,7 +44,8 @@ class Timeline:
         """The timeline of a traced step under a plan, of the plain step where there is none.
 
         Raises:
-            PlanMismatch: the plan was made for another step.
+            UsageError: the plan is none.
+            PlanMismatch: it was made for another step.
         """
         check_plan(trace, plan)
         if plan is None:

@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from punar.ir.trace import Event, EventKind, Op, Trace
+from punar.ir.trace import Event, EventKind, Op, Storage, Trace
 from punar.plan.moves import GRAIN
 from punar.plan.plan import Plan
 from punar.plan.playback import Peak
-from punar.reporting.explain.gradients import gradients_before, gradients_of, made_by, of_parameters, size_of
+from punar.reporting.explain.gradients import gradients_before, gradients_of, made_by, of_parameters, size_of, touched_by
 from punar.reporting.explain.places import title_of
 from punar.units import format_bytes
 
 CHUNKS = 8
 """Into how many pieces a loss is thought to be cut."""
+
+_PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul"))
+"""What a head is: a layer of an LSTM counts as matrix products too, and its steps cannot be taken in chunks."""
 
 _LEAST_GAIN = 0.01
 """What lowers the peak by less than this part of it is not worth a sentence."""
@@ -58,7 +61,7 @@ def floor_of(trace: Trace) -> Floor:
     """The operator that needs the most bytes on its own, beside what is resident (proved: Rule 2)."""
 
     def needs(op: Op) -> int:
-        there = {trace.values[value].storage for value in (*op.inputs, *op.outputs)} - made_by(trace, op)
+        there = touched_by(trace, op) - made_by(trace, op)
         return op.peak_bytes + size_of(trace, (storage for storage in there if not trace.storages[storage].is_source))
 
     worst = max(trace.ops, key=needs)
@@ -106,14 +109,25 @@ def _chunked_loss(trace: Trace, plan: Plan, peak: Peak) -> list[Advice]:
 def loss_head(trace: Trace) -> Op | None:
     """The last matrix product of forward, where only a loss follows it: then what it makes are the logits.
 
-    Where an operator of another module follows that a parameter gets a gradient from, it is no loss that follows.
+    It is no loss that follows where that reads more of what was made before than whole numbers, such as targets, or where another module than
+    the product's has parameters in it.
     """
     products = [op for op in trace.forward_ops if op.kind == "matmul" and op.has_grad_mode]
-    if not products:
+    if not products or products[-1].name not in _PRODUCTS:
         return None
-    head, parameters = products[-1], of_parameters(trace)
+    head = products[-1]
+    loss = [op for op in trace.forward_ops if op.id > head.id]
+    within = {storage for op in (head, *loss) for storage in made_by(trace, op)}
+    read = {trace.values[value].storage for op in loss for value in op.inputs} - within
+    if any(not trace.storages[storage].is_source and not _is_whole_number(trace.storages[storage]) for storage in read):
+        return None
+    parameters = of_parameters(trace)
     makers = {trace.ops[op.forward] for op in trace.ops if op.forward > head.id and made_by(trace, op) & parameters}
     return None if any(op.module != head.module for op in makers) else head
+
+
+def _is_whole_number(storage: Storage) -> bool:
+    return storage.dtype.startswith(("int", "uint", "bool"))
 
 
 def loss_of(trace: Trace, head: Op) -> set[int]:
@@ -123,27 +137,43 @@ def loss_of(trace: Trace, head: Op) -> set[int]:
 
 
 def chunked(trace: Trace, head: Op, parts: int) -> Trace:
-    """The same step with its loss computed in parts.
-
-    While one part runs, there are what the head reads, needed by the others, and the sums of the gradients that the head's backward makes.
-    """
-    backward = {op.id for op in trace.ops if op.forward == head.id}
-    common = {trace.values[value].storage for value in head.inputs}.union(*(made_by(trace, trace.ops[op]) for op in backward))
-    common_bytes = size_of(trace, (storage for storage in common if not trace.storages[storage].is_source))
+    """The same step with its loss computed in parts."""
+    common = size_of(trace, (storage for storage in common_to_chunks(trace, head) if not trace.storages[storage].is_source))
     ops = loss_of(trace, head)
-    cut, beside = shrunk(trace, ops, parts), ops | backward
-    return replace(cut, ops=tuple(replace(op, peak_bytes=op.peak_bytes + common_bytes) if op.id in beside else op for op in cut.ops))
+    beside = ops | {op.id for op in trace.ops if op.forward == head.id}
+    cut = shrunk(trace, ops, parts)
+    return replace(cut, ops=tuple(replace(op, peak_bytes=op.peak_bytes + common) if op.id in beside else op for op in cut.ops))
+
+
+def common_to_chunks(trace: Trace, head: Op) -> set[int]:
+    """What is there in full while one chunk of the loss runs.
+
+    What the head reads, or was cast to be read, since the other chunks need it; and the sums of the gradients that the head's backward makes,
+    with what those of activations are cast to.
+    """
+    found = {trace.values[value].storage for value in head.inputs}
+    found |= {storage for op in trace.ops if op.forward == head.id for storage in made_by(trace, op)}
+    parameters = of_parameters(trace)
+    for op in trace.ops:
+        if op.kind == "copy" and not touched_by(trace, op).isdisjoint(found):
+            found |= made_by(trace, op) - parameters if op.is_backward else touched_by(trace, op) if op.id < head.id else set()
+    return found
 
 
 def shrunk(trace: Trace, ops: Collection[int], parts: int, whole: Collection[int] = ()) -> Trace:
-    """The same step, in which what some operators allocate is cut to one of ``parts``; ``whole``: storages that are not."""
+    """The same step, in which what some operators allocate is cut to one of ``parts``; ``whole``: storages that are not.
+
+    Nor is the scratch of an operator that touches one of these, or what was there before the step: it may be as large as a parameter.
+    """
     made = {storage for op in ops for storage in made_by(trace, trace.ops[op])}
     cut = {storage for storage in made.difference(whole) if trace.storages[storage].bytes > GRAIN}  # a scalar is no smaller in parts
     sizes = [-(-storage.bytes // parts) if storage.id in cut else storage.bytes for storage in trace.storages]
 
     def allocates(op: Op) -> int:
-        fixed = size_of(trace, made_by(trace, op) - cut)
-        return fixed + -(-max(0, op.peak_bytes - fixed) // parts)
+        own = made_by(trace, op)
+        scratch = max(0, op.peak_bytes - size_of(trace, own))
+        is_whole = any(storage in whole or trace.storages[storage].is_source for storage in touched_by(trace, op))
+        return sum(sizes[storage] for storage in own) + (scratch if is_whole else -(-scratch // parts))
 
     return replace(
         trace,
@@ -171,8 +201,7 @@ def freed_early(trace: Trace, storages: Collection[int]) -> Trace:
     last = {}
     for place, (kind, id) in enumerate(trace.events):
         if kind == EventKind.RUN:
-            used = (trace.values[value].storage for value in (*trace.ops[id].inputs, *trace.ops[id].outputs))
-            last.update(dict.fromkeys((storage for storage in used if storage in storages), place))
+            last.update(dict.fromkeys(touched_by(trace, trace.ops[id]).intersection(storages), place))
     ends: dict[int, list[Event]] = {}
     for storage, place in last.items():
         ends.setdefault(place, []).append(Event(EventKind.FREE, storage))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from punar.errors import PlanMismatch
+from punar.errors import PlanMismatch, UsageError
 from punar.ir.trace import Trace
 from punar.plan.plan import Plan
 from punar.plan.playback import Peak, Playback, play
@@ -99,10 +99,7 @@ class Explanation:
             Section("What is there at the peak", table=self._holders_table()),
             Section("What becomes of what autograd saves, and why", self._totals_notes(), self._choices_table()),
             Section("The least peak", (self.least.text,)),
-            Section(
-                "What would lower it",
-                tuple(advice.text for advice in self.advice) or ("Nothing that is known here, by a hundredth or more.",),
-            ),
+            Section("What would lower it", self._advice_notes()),
         )
 
     def __str__(self) -> str:
@@ -143,6 +140,16 @@ class Explanation:
             text += f" What is recomputed takes {format_seconds(self.dropped_ns_per_mib)} a MiB on average: cheap and dear are said beside that."
         return (text,)
 
+    def _advice_notes(self) -> tuple[str, ...]:
+        texts = tuple(advice.text for advice in self.advice) or ("Nothing that is known here, by a hundredth or more.",)
+        if not self.peak.outside_bytes:
+            return texts
+        lead = (
+            f"The peak of {format_bytes(self.peak.outside_bytes)} is lower where what sets it allocates less: an optimizer with `foreach=False` or `fused=True`, "
+            "for example, makes no lists of temporaries. What forward and backward need is lowered by these:"
+        )
+        return (lead, *texts)
+
     def _choices_table(self) -> Table:
         header = ("", "operator", "module", "why", "values", "bytes", "again, a MiB", "replays")
         least_bytes = _WORTH_A_ROW * sum(choice.bytes for choice in self.choices)
@@ -175,7 +182,8 @@ def explain_step(trace: Trace, plan: Plan | None, least: Plan) -> Explanation:
         least: the plan of least peak, of which the minimum is told.
 
     Raises:
-        PlanMismatch: a plan was made for another step.
+        UsageError: the plan is none.
+        PlanMismatch: it was made for another step.
     """
     for found in (plan, least):
         check_plan(trace, found)
@@ -201,7 +209,9 @@ def explain_step(trace: Trace, plan: Plan | None, least: Plan) -> Explanation:
 
 
 def check_plan(trace: Trace, plan: Plan | None) -> None:
-    """Raises ``PlanMismatch`` where a plan is of another step."""
+    """Raises ``UsageError`` where this is no plan, ``PlanMismatch`` where it is of another step."""
+    if plan is not None and not isinstance(plan, Plan):
+        raise UsageError(f"asked to show a plan, found a {type(plan).__name__}; give what punar.solve or punar.Plan.load returned")
     if plan is not None and (plan.fingerprint != trace.fingerprint or len(plan.hold_from) != len(trace.values)):
         raise PlanMismatch(
             f"asked to show a plan for the step {plan.fingerprint[:8]} by the record of the step {trace.fingerprint[:8]}; "

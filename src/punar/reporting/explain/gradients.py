@@ -13,6 +13,11 @@ def made_by(trace: Trace, op: Op) -> set[int]:
     return {trace.values[value].storage for value in op.outputs if not trace.values[value].version}
 
 
+def touched_by(trace: Trace, op: Op) -> set[int]:
+    """The storages that an operator reads or writes."""
+    return {trace.values[value].storage for value in (*op.inputs, *op.outputs)}
+
+
 def size_of(trace: Trace, storages: Iterable[int]) -> int:
     """The bytes of some storages."""
     return sum(trace.storages[storage].bytes for storage in storages)
