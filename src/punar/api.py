@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from punar.costs import Device, find_device, timed_on, with_scratch
 from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, UsageError, VerificationError
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
@@ -31,11 +32,13 @@ from punar.reporting.timeline import Timeline
 from punar.solvers import codable, find, frontier_points, holder_lines, holders_at_peak, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
+from punar.torch.fake import trace_fake
 from punar.torch.offload import Offload
-from punar.torch.places import Place, opened, physical_bytes, unmeasured
+from punar.torch.places import Place, described_channels, opened, physical_bytes, unmeasured
 from punar.torch.rescue import TIGHTER, Ladder, add_note, is_alone, is_out_of_memory, let_go
 from punar.torch.script import OUTDATED, Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
+from punar.torch.sharding import sharded
 from punar.torch.state import StateSnapshot, bytes_equal, gradient_errors, restored, run_step
 from punar.torch.undo import Undo, modules_of
 from punar.units import format_bytes, format_seconds, parse_bytes
@@ -496,7 +499,7 @@ def check_compress(compress: Compress) -> tuple[str, ...]:
 
 def codec_channels(trace: Trace, budget: Budget, solver: str, compress: tuple[str, ...]) -> tuple[Channel, ...]:
     """The codecs that a plan for a step could use, as fast as they are on its device; none for a device that is not here, and none that no value can go through."""
-    if solver != "auto" or budget is None or not has_device(trace.device):
+    if solver != "auto" or budget is None or not is_here(trace):
         return ()
     device = torch.device(trace.device)
     return tuple(measured(*known, device) for name in codable(trace, compress) if (known := codec_of(name)) is not None)
@@ -594,7 +597,10 @@ def budget_in_bytes(trace: Trace, budget: str | int | float, plain_peak_bytes: i
     """
     if isinstance(budget, float):
         return trace.resident_bytes + extra_bytes + int(budget * (plain_peak_bytes - trace.resident_bytes))
+    memory_bytes, name = _memory_of(trace)
     if budget == "auto":
+        if memory_bytes is not None:
+            return int(memory_bytes * _AUTO_MARGIN)
         if not has_device(trace.device):
             raise BudgetError(
                 f'budget "auto" is what the device has free; the step was recorded on {trace.device}, which this machine has not: '
@@ -602,9 +608,22 @@ def budget_in_bytes(trace: Trace, budget: str | int | float, plain_peak_bytes: i
             )
         return int((device_memory(trace.device)[1] + trace.resident_bytes + extra_bytes) * _AUTO_MARGIN)
     assert isinstance(budget, int)
-    if has_device(trace.device) and budget > (total := device_memory(trace.device)[0]):
-        raise BudgetError(f"budget {format_bytes(budget)} is above what {trace.device} has, {format_bytes(total)}; give at most that")
+    if memory_bytes is None and has_device(trace.device):
+        memory_bytes = device_memory(trace.device)[0]
+    if memory_bytes is not None and budget > memory_bytes:
+        raise BudgetError(f"budget {format_bytes(budget)} is above what {name} has, {format_bytes(memory_bytes)}; give at most that")
     return budget
+
+
+def _memory_of(trace: Trace) -> tuple[int | None, str]:
+    """The memory of the device that a step was traced for without being there, None for other steps; with the device's name."""
+    described = trace.meta.get("described_device")
+    return (None, trace.device) if described is None else (int(trace.meta["memory_bytes"]), described)
+
+
+def is_here(trace: Trace) -> bool:
+    """Whether a step was recorded on a device that this machine has."""
+    return "described_device" not in trace.meta and has_device(trace.device)
 
 
 def has_device(name: str) -> bool:
@@ -663,24 +682,107 @@ class Profile:
         return Timeline.of(_trace_of(self), plan)
 
 
-def profile(model: torch.nn.Module, batch: Any, loss_fn: LossFn) -> Profile:
+def profile(
+    model: torch.nn.Module,
+    batch: Any,
+    loss_fn: LossFn,
+    *,
+    device: str | Path | None = None,
+    optimizer: str | float | None = None,
+    shards: int = 1,
+) -> Profile:
     """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
 
     The step runs once before it is recorded, so that one-time costs do not count, and three times after it: while a
     step is recorded its operators run beside a memory profiler, and each is timed in those passes instead. Gradients that the model
     has now are taken to be there in the step, as when accumulating.
 
+    With a ``device`` nothing runs: the step is traced on fake tensors, of models of any size, also such as are built under
+    ``torch.device("meta")``, and its operators' times are computed; see ``docs/what-fits.md``.
+
+    Args:
+        device: a device known by name, such as ``"h100-80gb"``, or the path of a description that ``punar calibrate`` wrote.
+        optimizer: whose state is resident: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"`` (torch's, in the parameters' dtype),
+            or the bytes it has for each number that is trained.
+        shards: over how many devices parameters, gradients and optimizer state are spread.
+
     Raises:
-        UsageError: the loss is no scalar tensor, or nothing requires a gradient.
+        UsageError: the loss is no scalar tensor, nothing requires a gradient, there is no such device or optimizer, or one of the last two was
+            given without a device.
+        DataDependentStep: with a device, the step's shapes or its path depend on data.
+        PlanError: the device's description is damaged.
+
+    Example:
+        >>> import torch, punar
+        >>> with torch.device("meta"):
+        ...     model, batch = torch.nn.Sequential(torch.nn.Linear(8192, 8192), torch.nn.GELU()), torch.empty(4096, 8192)
+        >>> step = punar.profile(model, batch, lambda model, batch: model(batch).sum(), device="h100-80gb", optimizer="adamw")
+        >>> step.trace.resident_bytes // 2**20
+        896
     """
     check_step(model, loss_fn)
+    if device is not None:
+        return _profile_for(find_device(device), model, batch, loss_fn, optimizer=optimizer, shards=shards)
+    if optimizer is not None or shards != 1:
+        raise UsageError(
+            "asked to profile a step that runs here with `optimizer` or `shards`, which are for steps that do not; "
+            "give `device` too, or let the optimizer step once before: its state is then counted as it is"
+        )
     with restored(model) as before:
         run_step(model, batch, loss_fn)
         before.restore(model)
         trace = _recorded(model, batch, loss_fn, before)
     if trace is None or not trace.saves:
-        raise UsageError("asked to profile a step, autograd saved nothing in it: there is nothing that could be recomputed")
+        raise _nothing_saved()
     return Profile(trace=trace)
+
+
+def _profile_for(
+    device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, optimizer: str | float | None, shards: int
+) -> Profile:
+    """The profile of a step on a described device."""
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise UsageError(f"asked to spread a step over {shards!r} devices; give a whole number from 1 on")
+    optimizer_bytes = -(-optimizer_state_bytes(model, optimizer) // shards)
+    step = trace_fake(model, batch, loss_fn, device=device.torch_name, optimizer_bytes=optimizer_bytes)
+    if step is None:
+        raise _nothing_saved()
+    trace = sharded(step, model, shards)
+    trace = timed_on(with_scratch(trace) if device.kind == "cuda" else trace, device)
+    described = {
+        "described_device": device.name,
+        "memory_bytes": str(device.memory_bytes),
+        "host_bytes_per_s": str(round(device.host_bytes_per_second)),
+        "disk_bytes_per_s": str(round(device.disk_bytes_per_second)),
+    }
+    return Profile(trace=replace(trace, meta=trace.meta | described))
+
+
+_STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""How many numbers of a parameter's dtype torch's optimizers keep for each of its own."""
+
+
+def optimizer_state_bytes(model: torch.nn.Module, optimizer: str | float | None) -> int:
+    """What an optimizer keeps for the parameters that are trained. Units: bytes.
+
+    Raises:
+        UsageError: it is neither one of those known nor a number of bytes for each trained number.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if optimizer is None:
+        return 0
+    if isinstance(optimizer, str) and optimizer in _STATES:
+        return _STATES[optimizer] * sum(parameter.nbytes for parameter in trained)
+    if isinstance(optimizer, (str, bool)) or not isinstance(optimizer, (int, float)) or not 0 <= optimizer < math.inf:
+        raise UsageError(
+            f"asked to count the state of the optimizer {optimizer!r}; give one of {', '.join(map(repr, _STATES))}, or the bytes it keeps for "
+            "each number that is trained, such as 12 for float32 copies and both moments"
+        )
+    return math.ceil(optimizer * sum(parameter.numel() for parameter in trained))
+
+
+def _nothing_saved() -> UsageError:
+    return UsageError("asked to profile a step, autograd saved nothing in it: there is nothing that could be recomputed")
 
 
 def check_step(model: object, loss_fn: object) -> None:
@@ -719,7 +821,7 @@ def solve(profile: Profile, *, budget: Budget, solver: str = "auto", offload: Of
     check_solver(solver)
     trace, asked = _trace_of(profile), check_budget(budget)
     codecs = codec_channels(trace, asked, solver, check_compress(compress))
-    return plan_for(trace, asked, solver, channels=(*_channels_to(offload, trace.device), *codecs))
+    return plan_for(trace, asked, solver, channels=(*_channels_to(offload, trace), *codecs))
 
 
 def explain(profile: Profile, plan: Plan | None = None) -> Explanation:
@@ -749,9 +851,12 @@ def explain(profile: Profile, plan: Plan | None = None) -> Explanation:
         forget_derived()  # the altered steps' too
 
 
-def _channels_to(offload: Offloading, device: str) -> tuple[Channel, ...]:
-    """How fast a place to offload to is."""
-    place = opened(check_offload(offload), device)
+def _channels_to(offload: Offloading, trace: Trace) -> tuple[Channel, ...]:
+    """How fast a place to offload to is: measured now, or as the step's device is described."""
+    places, device = check_offload(offload), trace.device
+    if places and "described_device" in trace.meta:
+        return described_channels(places, device, trace.meta)
+    place = opened(places, device)
     if place is None:
         return ()
     place.close()
@@ -824,7 +929,7 @@ def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress
         OffloadError: the folder cannot be used.
     """
     trace = _trace_of(profile)
-    channels = (*_channels_to(offload, trace.device), *codec_channels(trace, "min", "auto", check_compress(compress)))
+    channels = (*_channels_to(offload, trace), *codec_channels(trace, "min", "auto", check_compress(compress)))
     points = frontier_points(trace, channels)
     plain_ns = max(trace.plain_time_ns, 1)
     return Frontier(

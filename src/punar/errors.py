@@ -6,7 +6,8 @@ PunarError
 ├── PlanError              a plan or profile that cannot be read, written or used (also a ValueError)
 │   └── PlanMismatch       a plan made for another model, shape or version
 ├── UsageError             the library was called in a way that cannot work (also a RuntimeError)
-│   └── NestedRemat        a Remat entered in a thread where one is active, or active in another
+│   ├── NestedRemat        a Remat entered in a thread where one is active, or active in another
+│   └── DataDependentStep  a step traced without data whose shapes or path depend on data
 ├── SavedTensorModified    a tensor needed for backward was overwritten (also a RuntimeError, as in eager)
 ├── ReplayError            a value could not be computed again (also a RuntimeError)
 ├── OutOfMemory            a step took more bytes than its limit (also a MemoryError)
@@ -62,6 +63,20 @@ class NestedRemat(UsageError):
 
     Several threads may each have a ``Remat`` of their own.
     """
+
+
+class DataDependentStep(UsageError):
+    """A step that is traced without data has shapes, or takes a path, that depend on data.
+
+    Attributes:
+        operator: whose result is not known, such as ``aten.nonzero.default``.
+        module: where it was called, such as ``GPT.layers.3``; "" outside of any.
+    """
+
+    def __init__(self, message: str, *, operator: str = "", module: str = "") -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.module = module
 
 
 class SavedTensorModified(PunarError, RuntimeError):

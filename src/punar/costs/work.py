@@ -15,6 +15,9 @@ _TENSOR = re.compile(r"\b(bool|u?int\d+|b?float\d+\w*|complex\d+)\[([\d, ]*)\]")
 _SECOND = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
 """Products whose first argument is what they add to."""
 
+_GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
+"""Operators that read of their first argument only what they write."""
+
 _WANTED = re.compile(r"\[(True|False),(True|False),(True|False)\]\)")
 """Which gradients a convolution's backward is asked for: of the image, the weight, the bias."""
 
@@ -42,9 +45,17 @@ class _Tensor:
 
 def work_of(trace: Trace, op: Op) -> Work:
     """Counts what an operator of a trace reads, writes and computes."""
-    read = _tensors(op.signature)
+    tensors = _tensors(op.signature)
     written = sum(trace.storages[trace.values[value].storage].bytes for value in op.outputs)
-    return Work(bytes=sum(t.numel * t.itemsize for t in read) + written, flops=_flops(op, read, written))
+    read = sum(t.numel * t.itemsize for t in tensors)
+    if tensors and _base_of(op) in _GATHERS:
+        read = sum(t.numel * t.itemsize for t in tensors[1:]) + written
+    return Work(bytes=read + written, flops=_flops(op, tensors, written))
+
+
+def _base_of(op: Op) -> str:
+    """An operator's name without namespace and overload."""
+    return op.name.split(".")[1] if "." in op.name else op.name
 
 
 @lru_cache(maxsize=1 << 14)
@@ -63,7 +74,7 @@ def _itemsize(dtype: str) -> int:
 
 def _flops(op: Op, tensors: Sequence[_Tensor], written_bytes: int) -> int:
     """Multiplications and additions of a product; 0 for operators that are bound by memory, and for forms not known here."""
-    base = op.name.split(".")[1] if "." in op.name else op.name
+    base = _base_of(op)
     is_backward = "backward" in base
     match op.kind, tensors[1 if base in _SECOND or (is_backward and op.kind == "attention") else 0 :]:
         case "matmul", (left, right, *_) if right.shape:

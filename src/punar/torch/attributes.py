@@ -51,7 +51,9 @@ def _restore(tensor: Tensor, unpacked: list[Tensor]) -> Tensor:
 def _reads_the_same(a: Tensor, b: Tensor) -> bool:
     if a.layout is not torch.strided or b.layout is not torch.strided or a.dtype != b.dtype:
         return False
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    return a.storage_offset() == b.storage_offset() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def install() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
-"""Tensor types whose operators do exactly what their schema says; other subclasses dispatch on their own."""
+PLAIN_TYPES: set[type] = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
+"""Tensor types whose operators do exactly what their schema says; other subclasses dispatch on their own. While a step is traced on fake
+tensors (``fake``), these are such a type too."""
 
 _UNINITIALIZED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "empty_quantized", "lift_fresh", "lift"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -86,10 +86,7 @@ def opened(places: Sequence[Place], device: str) -> Offload | None:
     """
     if not places:
         return None
-    serving = [place for place in places if place.serves(device)]
-    if not serving:
-        raise UsageError(f"asked to offload to {' or '.join(place.name for place in places)}, found a step on {device}; {_advice(device)}")
-    found = [_opened_on_disk(place) if place.folder is not None else _opened_on_host(place, device) for place in serving]
+    found = [_opened_on_disk(place) if place.folder is not None else _opened_on_host(place, device) for place in _serving(places, device)]
     usable = [(tier, channel) for tier, channel in found if channel is not None]
     return Offload([tier for tier, _ in usable], tuple(channel for _, channel in usable))
 
@@ -134,6 +131,36 @@ def unmeasured(places: Sequence[Place], channels: Sequence[Channel]) -> Offload:
         left.remove(place)
         tiers.append(HostTier(capacity_of(place)) if place.folder is None else Disk(Spool(place.folder, place.most_bytes)))
     return Offload(tiers, tuple(channels))
+
+
+def described_channels(places: Sequence[Place], device: str, described: Mapping[str, str]) -> tuple[Channel, ...]:
+    """How fast those of the places that serve a device would be, by the device's description.
+
+    Raises:
+        UsageError: none serves it.
+    """
+    return tuple(
+        Channel(
+            name=place.name,
+            capacity_bytes=UNLIMITED if place.most_bytes is None else place.most_bytes,
+            write_bytes_per_s=speed,
+            read_bytes_per_s=speed,
+        )
+        for place in _serving(places, device)
+        for speed in (int(described["host_bytes_per_s" if place.folder is None else "disk_bytes_per_s"]),)
+    )
+
+
+def _serving(places: Sequence[Place], device: str) -> list[Place]:
+    """Those of the places that a device's tensors can go to.
+
+    Raises:
+        UsageError: none serves it.
+    """
+    serving = [place for place in places if place.serves(device)]
+    if not serving:
+        raise UsageError(f"asked to offload to {' or '.join(place.name for place in places)}, found a step on {device}; {_advice(device)}")
+    return serving
 
 
 def capacity_of(place: Place) -> int:

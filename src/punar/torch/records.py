@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from punar.errors import UsageError
 from punar.torch.operators import PLAIN_TYPES
@@ -198,6 +199,8 @@ def alias(tensor: Tensor) -> Tensor:
     """A tensor on the same storage and version counter that keeps no autograd graph alive; has the attributes that the user put on it."""
     if tensor.requires_grad and tensor.is_leaf:
         return tensor  # a leaf that requires grad can get no history later
+    if is_fake(tensor):
+        return _fake_alias(tensor)
     if type(tensor) is not Tensor and type(tensor) not in PLAIN_TYPES:
         return tensor.detach()
     # Below autograd, as in a dispatch mode, an alias would get a version counter of its own, which shows no later write.
@@ -206,6 +209,17 @@ def alias(tensor: Tensor) -> Tensor:
     if tensor.__dict__:
         detached.__dict__.update(tensor.__dict__)
     return detached
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``FakeTensor``: one with a shape and no data. Asked without loading what defines them."""
+    return type(tensor) is not Tensor and hasattr(tensor, "fake_mode")
+
+
+def _fake_alias(tensor: Tensor) -> Tensor:
+    """``alias`` of a fake tensor, whose own dispatch is what keeps it one: only the modes are left out."""
+    with _disable_current_modes(), torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
 
 
 _NOTHING: dict[torch.device, Tensor] = {}
@@ -223,8 +237,8 @@ def version_counter(tensor: Tensor) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that changes where the bytes of a tensor's storage do; 0 for a storage without bytes to read (zero tensors, meta tensors)."""
-    if tensor.device.type == "meta" or tensor._is_zerotensor():
+    """A number that changes where the bytes of a tensor's storage do; 0 for a storage without bytes to read (zero tensors, meta and fake tensors)."""
+    if is_fake(tensor) or tensor.device.type == "meta" or tensor._is_zerotensor():
         return 0
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

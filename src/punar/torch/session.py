@@ -154,6 +154,7 @@ class Session(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+    tracer_type: type[Tracer] = Tracer
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -679,7 +680,7 @@ class Session(TorchDispatchMode):
 
     def record(self, episode: Episode, waiting: Waiting, key: Key) -> Tracer:
         carried_bytes = max(0, waiting.live_before - key[1])
-        self.phase = self.pending = tracer = Tracer(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
+        self.phase = self.pending = tracer = self.tracer_type(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
         if self.has_failed:
             tracer.forget_leftovers(max(0, carried_bytes - (self.optimizer_bytes - self.optimizer_outside_bytes)))
             self.has_failed = False

@@ -21,7 +21,7 @@ from punar.torch.meter import Meter, StorageRecord
 from punar.torch.modules import ModulePaths, SourceLines
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, in_backward, name_of, operator_info, outputs_in, signature_of, tensors_in
 from punar.torch.random_state import generator_of
-from punar.torch.records import Episode, Geometry, alias, checksum, overlaps
+from punar.torch.records import Episode, Geometry, alias, checksum, is_fake, overlaps
 from punar.torch.scratch import ScratchProbe
 
 _GONE = 6
@@ -113,7 +113,11 @@ class Tracer:
         self.peaks: dict[int, int] | None = None
         self.rows.append(_prelude_row())
         self.raw.append((EventKind.RUN, 0))
-        if device.type == "cpu":
+        self.start_probe()
+
+    def start_probe(self) -> None:
+        """Has what operators allocate and free inside one call watched, where no allocator keeps statistics."""
+        if self.device.type == "cpu":
             self.probe.start()
 
     def note(self, kind: int, number: int) -> None:
@@ -517,7 +521,7 @@ class Loan(NamedTuple):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in PLAIN_TYPES and not tensor.requires_grad and not tensor.__dict__
+    return type(tensor) in PLAIN_TYPES and not tensor.requires_grad and (not tensor.__dict__ or is_fake(tensor))
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:

@@ -1,0 +1,300 @@
+"""Traces a step on fake tensors: shapes, dtypes and storages as the step has them, no weights, no activations, no computation.
+
+NOTE. How a fake step stands for the real one.
+
+1. The model's parameters, buffers and gradients, and the batch's tensors, are replaced by fake tensors while the step runs, and put back. Tensors
+   that shared a storage share one. They may be meta tensors, or fake ones, or real.
+2. All fake tensors are on the CPU, whatever device the step is traced for: a build of torch without CUDA has no autograd for its tensors.
+   Where a device is asked for inside the step, it is given the CPU.
+3. What CUDA computes by another operator than the CPU is run as that operator (``kernels``).
+4. Small tensors of integers are computed beside the fake ones, for models that look at positions and masks to decide on their path (``known_values``).
+5. What no fake tensor can tell, the number behind an element or the size of a selection, ends the trace (``DataDependentStep``).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._pytree import tree_map_only
+
+from punar.errors import DataDependentStep, UsageError
+from punar.ir import Trace
+from punar.torch.kernels import cuda_kernels
+from punar.torch.known_values import KnownValues, know
+from punar.torch.modules import ModulePaths
+from punar.torch.operators import PLAIN_TYPES
+from punar.torch.records import is_fake
+from punar.torch.session import Session
+from punar.torch.state import LossFn, run_step
+from punar.torch.tracer import Tracer
+
+_CPU = torch.device("cpu")
+
+
+class FakeTracer(Tracer):
+    """Watches an episode that computes nothing: operators take no time and no scratch that could be measured."""
+
+    def start_probe(self) -> None:
+        return None
+
+    def timed(self, number: int, row: dict[str, Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row["time_ns"] = 0
+        return func(*args, **kwargs)
+
+
+class FakeSession(Session):
+    """Records a step that runs on fake tensors, as one of ``device``. ``optimizer_bytes``: resident beside what the step reads."""
+
+    tracer_type = FakeTracer
+
+    def __init__(self, device: torch.device, optimizer_bytes: int) -> None:
+        super().__init__(_never_plans)
+        self.device = device
+        self.optimizer_bytes = self.optimizer_outside_bytes = optimizer_bytes
+
+    def set_device(self, tensors: list[Tensor]) -> None:
+        """The device is the one asked for (Rule 2)."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":  # a fake tensor is asked for its device
+            return func(*args, **(kwargs or {}))
+        if self.device.type != "cpu" and torch.is_autocast_enabled(self.device.type):
+            _refuse_autocast()
+        if kwargs and _is_elsewhere(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise _data_dependent(error.func, ModulePaths().current()) from error
+        except UnsupportedOperatorException as error:
+            raise UsageError(
+                f"asked to trace a step without data, found {error.func} in {_place(ModulePaths().current())}, of which torch does not know what shapes it "
+                "makes; register them with torch.library.register_fake, or profile the step where it can run"
+            ) from error
+
+    def complete(self) -> None:
+        """Freezes the trace; there is nothing to plan yet, as operators have no times."""
+        tracer, self.pending = self.pending, None
+        if tracer is None:
+            return
+        is_backward_seen = any(row["is_backward"] for row in tracer.rows)
+        meta = {"torch": torch.__version__, "optimizer_bytes": str(self.optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
+        self.trace = tracer.finish(is_backward_seen=is_backward_seen, meta=meta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeStep:
+    """A step's trace with the numbers of the storages of the model's parameters, and of the gradients that backward made of them."""
+
+    trace: Trace
+    parameters: frozenset[int]
+    gradients: frozenset[int]
+
+
+def trace_fake(model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, optimizer_bytes: int = 0) -> FakeStep | None:
+    """The trace of ``loss_fn(model, batch).backward()`` as it would run on ``device``, such as ``"cuda:0"``; None where autograd saves nothing.
+
+    Operators' times are 0, and they are taken to need their outputs alone. Units: ``optimizer_bytes`` are bytes that are resident besides.
+
+    Raises:
+        DataDependentStep: an operator's result, or the model's path, depends on data.
+        UsageError: the loss is no scalar tensor, nothing requires a gradient, or an operator's shapes are not known to torch.
+    """
+    mode = _mode_of(model, batch)
+    session = FakeSession(torch.device(device), optimizer_bytes)
+    fakes = _Fakes(mode)
+    with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), _state_unchanged(), fakes.replaced(model):
+        fake_batch = fakes.tree(batch)
+        with mode, KnownValues(), _autocast_is_refused(), _transformers_sees_no_fakes():
+            _run(session, model, fake_batch, loss_fn)
+        session.complete()
+    trace = session.trace
+    if trace is None or not trace.saves:
+        return None
+    parameters = [fakes.of(parameter) for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return FakeStep(trace=trace, parameters=_storages(session, parameters), gradients=_storages(session, gradients))
+
+
+def _storages(session: Session, tensors: list[Tensor]) -> frozenset[int]:
+    """The numbers that a trace has for tensors' storages; without those that the step did not touch."""
+    records = map(session.meter.record_of, tensors)
+    return frozenset(record.number for record in records if record is not None and record.number >= 0)
+
+
+def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
+    """One step in the session's block, which ends whatever happens."""
+    is_failed = True
+    session.start()
+    try:
+        run_step(model, batch, loss_fn)
+        is_failed = False
+    finally:
+        session.stop(is_failed=is_failed)
+
+
+class _Fakes:
+    """Makes fake tensors like others, equal storages once (Rule 1)."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.bases: dict[int, Tensor] = {}
+        self.known: dict[int, Tensor] = {}
+        self.originals: list[Tensor] = []
+
+    def tree(self, batch: Any) -> Any:
+        """A batch with its tensors replaced, in whatever containers they are."""
+        if isinstance(batch, Mapping) and not isinstance(batch, dict):
+            batch = dict(batch)
+        return tree_map_only(Tensor, self.of, batch)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The fake one of a tensor: a leaf, that requires a gradient where the original does, and has a gradient where the original has one."""
+        known = self.known.get(id(tensor))
+        if known is not None:
+            return known
+        with self.mode, torch.no_grad():
+            fake = self.like(tensor)
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            else:
+                fake.requires_grad_(tensor.requires_grad)
+            if tensor.is_leaf and tensor.grad is not None:
+                fake.grad = self.like(tensor.grad)
+        know(fake, tensor)
+        self.known[id(tensor)] = fake
+        self.originals.append(tensor)  # ids and storages are known by address: they must live
+        return fake
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A fake tensor that reads its storage as another reads its own."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError as error:
+            raise UsageError(
+                f"asked to trace a step without data, found a {type(tensor).__name__} with layout {tensor.layout}, which has no storage to count; "
+                "give strided tensors, or profile the step where it can run"
+            ) from error
+        base = self.bases.get(storage._cdata)
+        if base is None:
+            base = self.bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=_CPU)
+        fake = torch.empty(0, dtype=tensor.dtype, device=_CPU)
+        return fake.set_(base.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    @contextmanager
+    def replaced(self, model: nn.Module) -> Iterator[None]:
+        """Within, the model's parameters and buffers are fake."""
+        places = [(m, name, t) for m in model.modules() for name, t in (*m._parameters.items(), *m._buffers.items()) if t is not None]
+        fakes = [self.of(tensor) for _, _, tensor in places]
+        try:
+            for (module, name, _), fake in zip(places, fakes, strict=True):
+                setattr(module, name, fake)
+            yield
+        finally:
+            for module, name, tensor in places:
+                setattr(module, name, tensor)
+
+
+def _mode_of(model: nn.Module, batch: Any) -> FakeTensorMode:
+    """The mode that the model was built under, since two cannot be mixed; else one of our own."""
+    found: list[Tensor] = [*model.parameters(), *model.buffers()]
+    tree_map_only(Tensor, found.append, batch)
+    for tensor in found:
+        if is_fake(tensor):
+            mode: FakeTensorMode = tensor.fake_mode  # type: ignore[attr-defined]
+            return mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def _fakes_are_plain() -> Iterator[None]:
+    """Within, fake tensors are watched as ordinary ones."""
+    PLAIN_TYPES.add(FakeTensor)
+    try:
+        yield
+    finally:
+        PLAIN_TYPES.discard(FakeTensor)
+
+
+@contextmanager
+def _state_unchanged() -> Iterator[None]:
+    """Drawing random numbers on fake tensors draws none, but models may draw others."""
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+
+
+@contextmanager
+def _transformers_sees_no_fakes() -> Iterator[None]:
+    """Transformers takes fake tensors for those of a compiler, and builds attention masks for them that the real step does without."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    original = getattr(module, "is_fake_tensor", None)
+    if module is None or original is None:
+        yield
+        return
+    module.is_fake_tensor = _is_never  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.is_fake_tensor = original  # type: ignore[attr-defined]
+
+
+def _is_never(_: Any) -> bool:
+    return False
+
+
+@contextmanager
+def _autocast_is_refused() -> Iterator[None]:
+    """``torch.autocast("cuda")`` where there is no CUDA only warns and does nothing, and the trace would be one of another step."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*CUDA is not available.*[Aa]utocast")
+        try:
+            yield
+        except UserWarning:
+            _refuse_autocast()
+
+
+def _refuse_autocast() -> NoReturn:
+    raise UsageError(
+        'asked to trace a step without data, found torch.autocast("cuda"), whose casts are made by CUDA alone: build the model in the dtype it is to '
+        "compute in, such as bfloat16, or profile the step on that device"
+    )
+
+
+def _is_elsewhere(device: Any) -> bool:
+    return device is not None and torch.device(device).type not in ("cpu", "meta")
+
+
+def _place(module: str) -> str:
+    return module or "the loss function"
+
+
+def _data_dependent(func: Any, module: str) -> DataDependentStep:
+    return DataDependentStep(
+        f"asked to trace a step without data, found {func} in {_place(module)}, whose result depends on data (a number read from a tensor, or a selection of "
+        "unknown size): shapes and the model's path after it are unknown. Replace it for this trace by what it usually gives, or profile the step where it can run",
+        operator=str(func),
+        module=module,
+    )
+
+
+def _never_plans(*_: Any) -> NoReturn:
+    raise AssertionError("a fake step is not planned for while it runs")
