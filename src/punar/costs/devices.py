@@ -110,9 +110,17 @@ def _device_from(row: dict[str, Any]) -> Device:
     rates = row.get("flops_per_second")
     if not isinstance(rates, dict) or "float32" not in rates:
         raise PlanError("the device description is damaged: flops_per_second must name a rate for float32; calibrate again")
-    numbers = {name: row.get(name) for name in FIGURES if name != "flops_per_second"}
-    for name, number in (*numbers.items(), *rates.items()):
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
-            raise PlanError(f"the device description is damaged: {name} is {number!r}, it must be a positive number; calibrate again")
-    whole = {name: int(numbers[name]) for name in ("memory_bytes", "launch_ns")}  # type: ignore[call-overload]
-    return Device(name=row["name"], kind=row["kind"], flops_per_second=rates, sources=row.get("sources", {}), **{**numbers, **whole})
+    sources = row.get("sources", {})
+    if not isinstance(sources, dict):
+        raise PlanError("the device description is damaged: sources must name where each figure is from; calibrate again")
+    numbers = {name: _positive(name, row.get(name)) for name in FIGURES if name != "flops_per_second"}
+    whole = {name: int(numbers.pop(name)) for name in ("memory_bytes", "launch_ns")}
+    flops_per_second = {dtype: _positive(f"flops_per_second of {dtype}", rate) for dtype, rate in rates.items()}
+    return Device(name=row["name"], kind=row["kind"], flops_per_second=flops_per_second, sources=sources, **numbers, **whole)
+
+
+def _positive(name: str, number: Any) -> Any:
+    """A figure, which is a positive number."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
+        raise PlanError(f"the device description is damaged: {name} is {number!r}, it must be a positive number; calibrate again")
+    return number

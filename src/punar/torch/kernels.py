@@ -36,7 +36,7 @@ def cuda_kernels(*, is_asked: bool) -> Iterator[None]:
     if not is_asked:
         yield
         return
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL")
     try:
         for name, kernel in _KERNELS.items():
             library.impl(name, _for_fakes(getattr(_aten, name).default, kernel), "AutogradCPU")
@@ -90,8 +90,8 @@ def _attention(
         return _formula(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     needs_logsumexp = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     bias = _bias(attn_mask, query, key)
-    made = _aten._scaled_dot_product_efficient_attention.default(*tensors, bias, needs_logsumexp, dropout_p, is_causal, scale=scale)[0]
-    return made
+    efficient = _aten._scaled_dot_product_efficient_attention.default
+    return efficient(*tensors, bias, needs_logsumexp, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
 
 
 def _formula(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, **options: Any) -> Tensor:

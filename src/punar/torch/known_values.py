@@ -23,6 +23,9 @@ MOST_ELEMENTS = 1 << 20
 class KnownValues(TorchDispatchMode):
     """Lies between whoever watches the step and the mode that runs it on fake tensors."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper it asks for costs microseconds an operator

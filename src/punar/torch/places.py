@@ -139,16 +139,13 @@ def described_channels(places: Sequence[Place], device: str, described: Mapping[
     Raises:
         UsageError: none serves it.
     """
-    return tuple(
-        Channel(
-            name=place.name,
-            capacity_bytes=UNLIMITED if place.most_bytes is None else place.most_bytes,
-            write_bytes_per_s=speed,
-            read_bytes_per_s=speed,
-        )
-        for place in _serving(places, device)
-        for speed in (int(described["host_bytes_per_s" if place.folder is None else "disk_bytes_per_s"]),)
-    )
+    return tuple(_described_channel(place, described) for place in _serving(places, device))
+
+
+def _described_channel(place: Place, described: Mapping[str, str]) -> Channel:
+    speed = int(described["host_bytes_per_s" if place.folder is None else "disk_bytes_per_s"])
+    capacity_bytes = UNLIMITED if place.most_bytes is None else place.most_bytes
+    return Channel(name=place.name, capacity_bytes=capacity_bytes, write_bytes_per_s=speed, read_bytes_per_s=speed)
 
 
 def _serving(places: Sequence[Place], device: str) -> list[Place]:
