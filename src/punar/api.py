@@ -38,7 +38,7 @@ from punar.torch.places import Place, described_channels, opened, physical_bytes
 from punar.torch.rescue import TIGHTER, Ladder, add_note, is_alone, is_out_of_memory, let_go
 from punar.torch.script import OUTDATED, Script
 from punar.torch.session import LEARNED_AFTER, Session, StepStats
-from punar.torch.sharding import sharded
+from punar.torch.sharding import STAGES, sharded, share
 from punar.torch.state import StateSnapshot, bytes_equal, gradient_errors, restored, run_step
 from punar.torch.undo import Undo, modules_of
 from punar.units import format_bytes, format_seconds, parse_bytes
@@ -690,6 +690,7 @@ def profile(
     device: str | Path | None = None,
     optimizer: str | float | None = None,
     shards: int = 1,
+    zero_stage: int = 3,
 ) -> Profile:
     """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
 
@@ -704,11 +705,13 @@ def profile(
         device: a device known by name, such as ``"h100-80gb"``, or the path of a description that ``punar calibrate`` wrote.
         optimizer: whose state is resident: ``"sgd"``, ``"momentum"``, ``"adam"`` or ``"adamw"`` (torch's, in the parameters' dtype),
             or the bytes it has for each number that is trained.
-        shards: over how many devices parameters, gradients and optimizer state are spread.
+        shards: over how many devices what follows is spread; each has a batch of its own, and ``batch`` is one of them.
+        zero_stage: what is spread: 1, the optimizer's state; 2, gradients too; 3, parameters too, as ``torch.distributed.fsdp.fully_shard`` on each
+            element of the model's lists of modules does it.
 
     Raises:
-        UsageError: the loss is no scalar tensor, nothing requires a gradient, there is no such device or optimizer, or one of the last two was
-            given without a device.
+        UsageError: the loss is no scalar tensor, nothing requires a gradient, there is no such device, optimizer or stage, or one of ``optimizer``,
+            ``shards`` and ``zero_stage`` was given without a device.
         DataDependentStep: with a device, the step's shapes or its path depend on data.
         PlanError: the device's description is damaged.
 
@@ -722,10 +725,10 @@ def profile(
     """
     check_step(model, loss_fn)
     if device is not None:
-        return _profile_for(find_device(device), model, batch, loss_fn, optimizer=optimizer, shards=shards)
-    if optimizer is not None or shards != 1:
+        return _profile_for(find_device(device), model, batch, loss_fn, optimizer=optimizer, shards=shards, zero_stage=zero_stage)
+    if optimizer is not None or (shards, zero_stage) != (1, 3):
         raise UsageError(
-            "asked to profile a step that runs here with `optimizer` or `shards`, which are for steps that do not; "
+            "asked to profile a step that runs here with `optimizer`, `shards` or `zero_stage`, which are for steps that do not; "
             "give `device` too, or let the optimizer step once before: its state is then counted as it is"
         )
     with restored(model) as before:
@@ -738,22 +741,26 @@ def profile(
 
 
 def _profile_for(
-    device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, optimizer: str | float | None, shards: int
+    device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, optimizer: str | float | None, shards: int, zero_stage: int
 ) -> Profile:
     """The profile of a step on a described device."""
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
         raise UsageError(f"asked to spread a step over {shards!r} devices; give a whole number from 1 on")
-    optimizer_bytes = -(-optimizer_state_bytes(model, optimizer) // shards)
-    step = trace_fake(model, batch, loss_fn, device=device.torch_name, optimizer_bytes=optimizer_bytes)
+    if isinstance(zero_stage, bool) or zero_stage not in STAGES:
+        raise UsageError(f"asked to spread a step by stage {zero_stage!r} of ZeRO; give one of {', '.join(map(str, STAGES))}")
+    is_spread = shards > 1 and zero_stage > 1
+    optimizer_bytes = share(optimizer_state_bytes(model, optimizer), shards)
+    step = trace_fake(model, batch, loss_fn, device=device.torch_name, optimizer_bytes=optimizer_bytes, has_gradients=not is_spread)
     if step is None:
         raise _nothing_saved()
-    trace = sharded(step, model, shards)
+    trace = sharded(step, model, shards, zero_stage) if is_spread else step.trace
     trace = timed_on(with_scratch(trace) if device.kind == "cuda" else trace, device)
     described = {
         "described_device": device.name,
         "memory_bytes": str(device.memory_bytes),
         "host_bytes_per_s": str(round(device.host_bytes_per_second)),
         "disk_bytes_per_s": str(round(device.disk_bytes_per_second)),
+        "shards": str(shards),
     }
     return Profile(trace=replace(trace, meta=trace.meta | described))
 

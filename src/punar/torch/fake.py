@@ -99,17 +99,23 @@ class FakeSession(Session):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeStep:
-    """A step's trace with the numbers of the storages of the model's parameters, and of the gradients that backward made of them."""
+    """A step's trace, with the numbers of the storages of parameters and of their gradients, by the id of the parameter; without those that it did not touch."""
 
     trace: Trace
-    parameters: frozenset[int]
-    gradients: frozenset[int]
+    parameters: dict[int, int]
+    gradients: dict[int, int]
 
 
-def trace_fake(model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, optimizer_bytes: int = 0) -> FakeStep | None:
+def trace_fake(
+    model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, optimizer_bytes: int = 0, has_gradients: bool = True
+) -> FakeStep | None:
     """The trace of ``loss_fn(model, batch).backward()`` as it would run on ``device``, such as ``"cuda:0"``; None where autograd saves nothing.
 
-    Operators' times are 0, and they are taken to need their outputs alone. Units: ``optimizer_bytes`` are bytes that are resident besides.
+    Operators' times are 0, and they are taken to need their outputs alone.
+
+    Args:
+        optimizer_bytes: resident besides.
+        has_gradients: whether gradients that the model has now are there when the step begins.
 
     Raises:
         DataDependentStep: an operator's result, or the model's path, depends on data.
@@ -117,7 +123,7 @@ def trace_fake(model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, op
     """
     mode = _mode_of(model, batch)
     session = FakeSession(torch.device(device), optimizer_bytes)
-    fakes = _Fakes(mode)
+    fakes = _Fakes(mode, has_gradients=has_gradients)
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), _state_unchanged(), fakes.replaced(model):
         fake_batch = fakes.tree(batch)
         with mode, KnownValues(), _autocast_is_refused(), _transformers_sees_no_fakes():
@@ -126,15 +132,15 @@ def trace_fake(model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, op
     trace = session.trace
     if trace is None or not trace.saves:
         return None
-    parameters = [fakes.of(parameter) for parameter in model.parameters()]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return FakeStep(trace=trace, parameters=_storages(session, parameters), gradients=_storages(session, gradients))
+    pairs = [(id(parameter), fakes.of(parameter)) for parameter in model.parameters()]
+    gradients = [(key, fake.grad) for key, fake in pairs if fake.grad is not None]
+    return FakeStep(trace=trace, parameters=_storages(session, pairs), gradients=_storages(session, gradients))
 
 
-def _storages(session: Session, tensors: list[Tensor]) -> frozenset[int]:
-    """The numbers that a trace has for tensors' storages; without those that the step did not touch."""
-    records = map(session.meter.record_of, tensors)
-    return frozenset(record.number for record in records if record is not None and record.number >= 0)
+def _storages(session: Session, tensors: list[tuple[int, Tensor]]) -> dict[int, int]:
+    """The numbers that a trace has for tensors' storages."""
+    records = [(key, session.meter.record_of(tensor)) for key, tensor in tensors]
+    return {key: record.number for key, record in records if record is not None and record.number >= 0}
 
 
 def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
@@ -151,8 +157,9 @@ def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> Non
 class _Fakes:
     """Makes fake tensors like others, equal storages once (Rule 1)."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, *, has_gradients: bool) -> None:
         self.mode = mode
+        self.has_gradients = has_gradients
         self.bases: dict[int, Tensor] = {}
         self.known: dict[int, Tensor] = {}
         self.originals: list[Tensor] = []
@@ -174,7 +181,7 @@ class _Fakes:
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
             else:
                 fake.requires_grad_(tensor.requires_grad)
-            if tensor.is_leaf and tensor.grad is not None:
+            if self.has_gradients and tensor.is_leaf and tensor.grad is not None:
                 fake.grad = self.like(tensor.grad)
         know(fake, tensor)
         self.known[id(tensor)] = fake
@@ -198,16 +205,19 @@ class _Fakes:
 
     @contextmanager
     def replaced(self, model: nn.Module) -> Iterator[None]:
-        """Within, the model's parameters and buffers are fake."""
-        places = [(m, name, t) for m in model.modules() for name, t in (*m._parameters.items(), *m._buffers.items()) if t is not None]
-        fakes = [self.of(tensor) for _, _, tensor in places]
+        """Within, the model's parameters and buffers are fake; whatever the modules' attributes become is undone at the end."""
+        before = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers)) for module in model.modules()]
         try:
-            for (module, name, _), fake in zip(places, fakes, strict=True):
-                setattr(module, name, fake)
+            for module, _, parameters, buffers in before:
+                for name, tensor in (*parameters.items(), *buffers.items()):
+                    if tensor is not None:
+                        setattr(module, name, self.of(tensor))
             yield
         finally:
-            for module, name, tensor in places:
-                setattr(module, name, tensor)
+            for module, *old in before:
+                for mine, was in zip((module.__dict__, module._parameters, module._buffers), old, strict=True):
+                    mine.clear()
+                    mine.update(was)
 
 
 def _mode_of(model: nn.Module, batch: Any) -> FakeTensorMode:

@@ -1,0 +1,229 @@
+"""Is a step traced without data the step that runs, byte for byte, on a CPU where both can be had?"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import punar
+from punar.demo import random_weights, unet
+from punar.demo.task import Task
+from punar.errors import DataDependentStep, UsageError
+from punar.ir import Trace
+from punar.plan import simulate
+from tests.torch.models import WIDTH, make_blocks
+
+Step = tuple[nn.Module, Any, Callable[[Any, Any], Tensor]]
+
+
+def of_task(task: Task) -> Step:
+    return task.model, task.batches[0], task.loss_fn
+
+
+def mlp() -> Step:
+    return make_blocks(3), torch.randn(64, WIDTH), lambda model, batch: model(batch).square().mean()
+
+
+class Tied(nn.Module):
+    """What is hard to get right: tied weights, views, in-place writes, running statistics, a path that looks at integers, several uses of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.head = nn.Linear(WIDTH, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = self.norm(x.flatten(0, 1)).view_as(x).transpose(0, 1)
+        if bool((mask == 0).any()):
+            x = x.masked_fill(mask.t().unsqueeze(-1) == 0, 0.0)
+        x = (x.sigmoid() + 1).relu_()
+        return self.head(x[:, : int(mask.sum(1).max())]).logsumexp(-1) + x.exp().mean()
+
+
+def tied() -> Step:
+    mask = torch.ones(4, 8, dtype=torch.int64)
+    mask[1, 5:] = 0
+    return Tied(), {"tokens": torch.randint(0, 50, (4, 8)), "mask": mask}, lambda model, batch: model(**batch).mean()
+
+
+STEPS: dict[str, Callable[[], Step]] = {
+    "mlp": mlp,
+    "tied": tied,
+    "gpt2": lambda: of_task(random_weights.make_gpt2(steps=1, seed=0, batch=2, length=16, layers=2, width=32)),
+    "llama": lambda: of_task(random_weights.make_llama(steps=1, seed=0, batch=2, length=16, layers=2, width=64)),
+    "vit": lambda: of_task(random_weights.make_vit(steps=1, seed=0, batch=2, image=32, layers=2, width=48)),
+    "unet": lambda: of_task(unet.make_task(steps=1, seed=0)),
+}
+
+
+def without_costs(trace: Trace, like: Trace) -> Trace:
+    """The trace with the times, the scratch and the notes of another."""
+    ops = tuple(replace(op, time_ns=o.time_ns, peak_bytes=o.peak_bytes) for op, o in zip(trace.ops, like.ops, strict=True))
+    return replace(trace, ops=ops, meta=like.meta)
+
+
+def plain_peak(trace: Trace) -> int:
+    return simulate(trace, (0,) * len(trace.values)).peak_bytes
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_trace_is_that_of_the_step_that_runs(name: str) -> None:
+    model, batch, loss_fn = STEPS[name]()
+    fake = punar.profile(model, batch, loss_fn, device="cpu").trace
+    real = punar.profile(model, batch, loss_fn).trace
+    assert without_costs(real, fake) == fake
+    assert all(f.peak_bytes <= r.peak_bytes for f, r in zip(fake.ops, real.ops, strict=True))
+    if name != "unet":  # whose convolutions take scratch at the peak
+        assert plain_peak(fake) == plain_peak(real)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_plan_made_without_data_is_obeyed_to_the_byte(name: str) -> None:
+    model, batch, loss_fn = STEPS[name]()
+    plan = punar.solve(punar.profile(model, batch, loss_fn, device="cpu"), budget="min")
+    found = punar.verify(model, batch, loss_fn, plan=plan)
+    assert found.is_identical, str(found)
+    assert found.measured_peak_bytes == plan.peak_bytes - 4  # the loss of the step before is not there in the first one
+    assert plan.recomputed_bytes
+
+
+def test_gradients_from_before_count() -> None:
+    model, batch, loss_fn = mlp()
+    loss_fn(model, batch).backward()
+    fake = punar.profile(model, batch, loss_fn, device="cpu").trace
+    real = punar.profile(model, batch, loss_fn).trace
+    assert without_costs(real, fake) == fake
+    assert fake.resident_bytes == batch.nbytes + 2 * sum(p.nbytes for p in model.parameters()) + 4
+
+
+def test_weights_do_not_matter() -> None:
+    model, batch, loss_fn = STEPS["llama"]()
+    traces = [punar.profile(model, batch, loss_fn, device="h100-80gb").trace]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    traces.append(punar.profile(model, batch, loss_fn, device="h100-80gb").trace)
+    traces.append(punar.profile(model.to("meta"), batch, loss_fn, device="h100-80gb").trace)
+    assert traces[0] == traces[1] == traces[2]
+
+
+def test_the_model_and_the_random_state_are_as_before() -> None:
+    model, batch, loss_fn = STEPS["tied"]()
+    model.calls = 0
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    identities, state = [id(tensor) for tensor in (*model.parameters(), *model.buffers())], torch.get_rng_state()
+
+    def counting(model: Any, batch: Any) -> Tensor:
+        model.calls += 1
+        model.last = loss_fn(model, batch)
+        return model.last
+
+    punar.profile(model, batch, counting, device="a100-80gb")
+    assert [id(tensor) for tensor in (*model.parameters(), *model.buffers())] == identities
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.calls == 0
+    assert not hasattr(model, "last")
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_nothing_is_allocated() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(1 << 15, 1 << 15), nn.GELU()) for _ in range(8)))
+    profile = punar.profile(model, torch.empty(1 << 16, 1 << 15, device="meta"), lambda model, batch: model(batch).sum(), device="cpu")
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
+    assert plain_peak(profile.trace) > 1 << 37
+    assert grown < 200 << 20
+
+
+# -- what cannot be traced -----------------------------------------------------------------------------------------------
+
+
+def picks(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch[batch > 0].view(1, -1)[:, :WIDTH]).mean()
+
+
+def reads(model: nn.Module, batch: Tensor) -> Tensor:
+    loss = model(batch).mean()
+    return loss if loss.item() > 0 else -loss
+
+
+def branches(model: nn.Module, batch: Tensor) -> Tensor:
+    loss = model(batch).mean()
+    return loss if loss > 0 else -loss
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "operator"),
+    [(picks, "aten.nonzero.default"), (reads, "aten._local_scalar_dense.default"), (branches, "aten._local_scalar_dense.default")],
+)
+def test_a_step_whose_path_depends_on_data_is_refused_with_the_operator(loss_fn: Callable[..., Tensor], operator: str) -> None:
+    model, batch, _ = mlp()
+    with pytest.raises(DataDependentStep, match="Replace it for this trace") as caught:
+        punar.profile(model, batch, loss_fn, device="cpu")
+    assert (caught.value.operator, caught.value.module) == (operator, "")
+    assert operator in str(caught.value)
+    punar.verify(model, batch, mlp()[2], budget="min").raise_if_different()  # nothing is left behind
+
+
+def test_the_module_that_depends_on_data_is_named() -> None:
+    class Router(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x.sum(-1).topk(3).indices.bincount(minlength=len(x)) > 0]
+
+    model, batch, loss_fn = nn.Sequential(nn.Linear(WIDTH, WIDTH), Router()), torch.randn(8, WIDTH), mlp()[2]
+    with pytest.raises(DataDependentStep, match=r"aten\.bincount\.default in Sequential\.1") as caught:
+        punar.profile(model, batch, loss_fn, device="cpu")
+    assert caught.value.module == "Sequential.1"
+
+
+def test_an_operator_of_unknown_shapes_is_named() -> None:
+    with torch.library._scoped_library("punar_tests", "FRAGMENT") as library:
+        library.define("opaque(Tensor x) -> Tensor")
+        library.impl("opaque", lambda x: x.clone(), "CPU")
+        model, batch, _ = mlp()
+        with pytest.raises(UsageError, match=r"punar_tests\.opaque.*register_fake"):
+            punar.profile(model, batch, lambda model, batch: torch.ops.punar_tests.opaque(model(batch)).sum(), device="cpu")
+
+
+def test_sparse_tensors_are_refused() -> None:
+    model, _, _ = mlp()
+    batch = torch.eye(WIDTH).to_sparse()
+    with pytest.raises(UsageError, match="layout torch.sparse_coo, which has no storage"):
+        punar.profile(model, batch, lambda model, batch: model(batch.to_dense()).sum(), device="cpu")
+
+
+def test_cuda_autocast_is_refused() -> None:
+    model, batch, _ = mlp()
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return model(batch).square().mean()
+
+    with pytest.raises(UsageError, match=r'found torch\.autocast\("cuda"\).*build the model in the dtype'):
+        punar.profile(model, batch, loss_fn, device="h100-80gb")
+
+
+def test_cpu_autocast_is_traced() -> None:
+    model, batch, _ = mlp()
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(batch).square().mean()
+
+    fake = punar.profile(model, batch, loss_fn, device="cpu").trace
+    real = without_costs(punar.profile(model, batch, loss_fn).trace, fake)
+    assert replace(real, events=()) == replace(fake, events=())
+    assert sorted(real.events) == sorted(fake.events)  # the casts' cache lets go of them in the order of their addresses
+    assert plain_peak(real) == plain_peak(fake)
