@@ -758,8 +758,8 @@ def _profile_for(
     described = {
         "described_device": device.name,
         "memory_bytes": str(device.memory_bytes),
-        "host_bytes_per_s": str(round(device.host_bytes_per_second)),
-        "disk_bytes_per_s": str(round(device.disk_bytes_per_second)),
+        "host_bytes_per_s": str(device.host_bytes_per_second),
+        "disk_bytes_per_s": str(device.disk_bytes_per_second),
         "shards": str(shards),
     }
     return Profile(trace=replace(trace, meta=trace.meta | described))

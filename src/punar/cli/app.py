@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from punar import __version__
-from punar.cli import demo, explain, profile, run, solve, verify
+from punar.cli import calibrate, demo, explain, frontier, profile, run, solve, verify
 from punar.cli.output import emit
 
 HELP = "Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical."
@@ -35,8 +35,10 @@ def options(
     """Takes what stands before a command's name."""
 
 
+app.command("calibrate")(calibrate.calibrate)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
+app.command("frontier")(frontier.frontier)
 app.command("profile")(profile.profile)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("solve")(solve.solve)

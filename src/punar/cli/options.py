@@ -21,9 +21,12 @@ MOST_THREADS = 1024
 """With very many, such as 100 000, torch ends with a segmentation fault."""
 
 BUDGET_HELP = 'Bytes of the whole step ("600 MiB"), a fraction of the activation peak (0.4), "min" or "auto".'
-SOURCE_HELP = "A Python file with make() -> (model, batch, loss_fn), or the name of a demo model."
+SOURCE_HELP = (
+    "A Python file with make() -> (model, batch, loss_fn), FILE.py:function or module:function for another, hf: and the path of a transformers "
+    "configuration, or the name of a demo model."
+)
 
-Source = Annotated[str, typer.Argument(metavar="FILE.py|MODEL", help=SOURCE_HELP)]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
 OFFLOAD_HELP = (
     'Where activations may be moved: from a CUDA device to "cpu" or "cpu:32 GiB"; from any to "disk" (the folder for temporary files), '

@@ -9,41 +9,68 @@ import typer
 
 from punar.cli.options import Json, Seed, Source, Threads, check_output, set_threads
 from punar.cli.output import emit, emit_json, say
-from punar.cli.source import load_step
+from punar.cli.source import Sizes, load_step
 from punar.units import format_bytes, format_seconds
+
+DEVICE_HELP = 'The device to compute the step for, which need not be here: a name such as "h100-80gb", or what `punar calibrate` wrote.'
+OPTIMIZER_HELP = (
+    'With --device: whose state is resident, "sgd", "momentum", "adam" or "adamw", or its bytes for each trained number, such as 12.'
+)
 
 
 def profile(
     source: Source,
     output: Annotated[Path, typer.Option("-o", "--output", dir_okay=False, help="Where to write the trace.")],
+    device: Annotated[str | None, typer.Option("--device", help=DEVICE_HELP)] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", help=OPTIMIZER_HELP)] = None,
+    shards: Annotated[int, typer.Option("--shards", min=1, help="With --device: over how many devices the step's state is spread.")] = 1,
+    zero_stage: Annotated[
+        int, typer.Option("--zero-stage", min=1, max=3, help="What is spread: 1 optimizer state, 2 gradients too, 3 parameters too.")
+    ] = 3,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Of hf:CONFIG.json: texts in the batch.")] = None,
+    length: Annotated[int | None, typer.Option("--length", min=2, help="Of hf:CONFIG.json: tokens of each text.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Of hf:CONFIG.json: the weights', else the configuration's.")] = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
-    """Records one step of a model as a trace, from which `punar solve` makes plans."""
+    """Records one step of a model as a trace, from which `punar solve` makes plans; with --device without running it."""
     check_output(output)
     set_threads(threads)
-    model, batch, loss_fn = load_step(source, seed=seed)
     import punar
 
-    found = punar.profile(model, batch, loss_fn)
+    model, inputs, loss_fn = load_step(source, seed=seed, sizes=Sizes(batch=batch, length=length, dtype=dtype, has_weights=device is None))
+    found = punar.profile(model, inputs, loss_fn, device=device, optimizer=_optimizer(optimizer), shards=shards, zero_stage=zero_stage)
     found.save(output)
     trace = found.trace
+    plain = punar.solve(found, budget=None)
     summary = {
         "path": str(output),
-        "device": trace.device,
+        "device": trace.meta.get("described_device", trace.device),
         "fingerprint": trace.fingerprint,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "operators": len(trace.ops),
         "saved_values": len(trace.saved_values()),
         "resident_bytes": trace.resident_bytes,
+        "plain_peak_bytes": plain.peak_bytes,
         "time_ns": trace.plain_time_ns,
     }
     say(f"wrote {output}")
     if json:
         emit_json(summary)
         return
-    emit(f"device          {trace.device}")
+    emit(f"device          {summary['device']}")
+    emit(f"parameters      {summary['parameters']:,}")
     emit(f"operators       {len(trace.ops)}, of which {len(trace.forward_ops)} in forward")
     emit(f"saved values    {len(trace.saved_values())}")
     emit(f"resident        {format_bytes(trace.resident_bytes)}")
-    emit(f"time, measured  {format_seconds(trace.plain_time_ns)}")
+    emit(f"plain peak      {format_bytes(plain.peak_bytes)}")
+    emit(f"time, {'measured' if device is None else 'computed'}  {format_seconds(trace.plain_time_ns)}")
+
+
+def _optimizer(text: str | None) -> str | float | None:
+    """A number is bytes; the rest names an optimizer."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text

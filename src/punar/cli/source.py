@@ -1,14 +1,17 @@
-"""What a command works on: a user's script or a demo model."""
+"""What a command works on: a user's function, a transformers model or a demo model."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from punar.cli.hf import PREFIX, load_hf
 from punar.cli.output import WrongArgument
 from punar.errors import UsageError
 
@@ -17,23 +20,50 @@ if TYPE_CHECKING:
 
 Step = tuple[Any, Any, Callable[[Any, Any], Any]]
 
+_MAKE = "make"
 
-def load_step(source: str, *, seed: int) -> Step:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What is asked for of a transformers model. ``batch``: texts; ``length``: tokens each; ``has_weights``: whether they are made."""
+
+    batch: int | None = None
+    length: int | None = None
+    dtype: str | None = None
+    has_weights: bool = True
+
+
+def load_step(source: str, *, seed: int, sizes: Sizes | None = None) -> Step:
     """The model, batch and loss function that ``source`` names.
 
     Args:
-        source: a path that ends in ``.py``, whose ``make()`` is called, or the name of a demo model.
+        source: ``hf:`` and the path of a transformers configuration; a path that ends in ``.py``, whose ``make()`` is called, or ``FILE.py:function`` or
+            ``module:function``, which is called; or the name of a demo model.
         seed: set before the model is made.
+        sizes: for a transformers model.
 
     Raises:
-        WrongArgument: there is no such file or model.
-        UsageError: the file has no ``make()``, or that returns something else.
+        WrongArgument: there is no such file, module or model, or sizes are missing or of no use.
+        UsageError: the function is not there, or returns something else.
     """
     import torch
 
     torch.manual_seed(seed)
+    asked = sizes or Sizes()
+    if source.startswith(PREFIX):
+        if asked.length is None:
+            raise WrongArgument(
+                f"asked for a step of {source}, of texts of unknown length; give --length, and --batch for more than one text"
+            )
+        path = Path(source.removeprefix(PREFIX))
+        return load_hf(path, batch=asked.batch or 1, length=asked.length, dtype=asked.dtype, has_weights=asked.has_weights)
+    if (asked.batch, asked.length, asked.dtype) != (None, None, None):
+        raise WrongArgument(f"asked for --batch, --length or --dtype of {source}, which makes its own; they are for hf:CONFIG.json")
+    place, _, function = source.rpartition(":")
     if source.endswith(".py"):
-        return _from_file(Path(source))
+        place, function = source, _MAKE
+    if place:
+        return _made_by(source, _function_in(place, function))
     task = load_task(source, steps=1, seed=seed)
     return task.model, task.batches[0], task.loss_fn
 
@@ -49,23 +79,44 @@ def load_task(name: str, *, steps: int, seed: int) -> Task:
     if name not in MODELS:
         raise WrongArgument(
             f"asked for {name!r}, which is no demo model; choose one of {', '.join(sorted(MODELS))}"
-            ", or where a step is asked for, give a file that ends in .py"
+            ", or where a step is asked for, give a file that ends in .py, module:function or hf:CONFIG.json"
         )
     return make_task(name, steps=steps, seed=seed)
 
 
-def _from_file(path: Path) -> Step:
+def _function_in(place: str, name: str) -> Callable[[], Any]:
+    """The function of this name in a file or a module."""
+    names = _run(Path(place)) if place.endswith(".py") else _imported(place)
+    function = names.get(name)
+    if not callable(function):
+        raise UsageError(f"asked for {name}() of {place}, which defines none; it must define {name}() -> (model, batch, loss_fn)")
+    return function  # type: ignore[no-any-return]
+
+
+def _run(path: Path) -> dict[str, Any]:
     if not path.is_file() or not os.access(path, os.R_OK):
         found = "may not be read" if path.is_file() else "is no file"
         raise WrongArgument(f"asked to read the step from {path}, which {found}; give a Python file with make(), or a demo model's name")
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does, so that it finds its neighbours
-    make = runpy.run_path(str(path)).get("make")
-    if not callable(make):
-        raise UsageError(f"asked for make() of {path}, which defines none; it must define make() -> (model, batch, loss_fn)")
+    return runpy.run_path(str(path))
+
+
+def _imported(name: str) -> dict[str, Any]:
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+    try:
+        return vars(importlib.import_module(name))
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and misses another
+        raise WrongArgument(
+            f"asked to read the step from the module {name}, which is not found ({error}); check its name and the folder"
+        ) from error
+
+
+def _made_by(source: str, make: Callable[[], Any]) -> Step:
     match make():
         case (model, batch, loss_fn) if callable(loss_fn):
             return model, batch, loss_fn
         case other:
-            raise UsageError(
-                f"make() of {path} returned {type(other).__name__}; it must return (model, batch, loss_fn), the last one callable"
-            )
+            called = f"make() of {source}" if source.endswith(".py") else f"{source}()"
+            raise UsageError(f"{called} returned {type(other).__name__}; it must return (model, batch, loss_fn), the last one callable")

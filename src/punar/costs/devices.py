@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from punar.errors import PlanError, UsageError
+from punar.ir.fields import Field, FieldError
+from punar.ir.trace import read_json
 
 FORMAT = "punar-device"
 VERSION = 1
 
+KINDS = ("cpu", "cuda")
+
 _TABLE = Path(__file__).with_name("devices.json")
-_KINDS = ("cpu", "cuda")
+_MOST = 10**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """What costs on a device are computed from.
 
-    Units: ``memory_bytes`` bytes; the ``_per_second`` ones bytes, and of ``flops_per_second`` floating-point operations for each dtype, dense;
+    Units: ``memory_bytes`` bytes; the ``_per_second`` ones bytes, and of ``flops_per_second`` floating-point operations for each dtype, dense, peak;
     ``launch_ns`` nanoseconds an operator takes however small it is. ``compute_efficiency`` and ``memory_efficiency``: the shares of the peaks that
     operators are taken to reach. ``kind``: torch's name for it (ROCm's devices are ``cuda`` too). ``sources``: where each figure is from.
     """
@@ -33,37 +37,41 @@ class Device:
     name: str
     kind: str
     memory_bytes: int
-    flops_per_second: Mapping[str, float]
-    memory_bytes_per_second: float
-    host_bytes_per_second: float
-    disk_bytes_per_second: float
+    flops_per_second: Mapping[str, int]
+    memory_bytes_per_second: int
+    host_bytes_per_second: int
+    disk_bytes_per_second: int
     launch_ns: int
     compute_efficiency: float
     memory_efficiency: float
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str]
 
     @property
     def torch_name(self) -> str:
         """The device's name in a trace."""
         return "cuda:0" if self.kind == "cuda" else "cpu"
 
-    def flops_of(self, dtype: str) -> float:
+    def flops_of(self, dtype: str) -> int:
         """Peak operations a second in a dtype; a dtype without a figure is taken as float32."""
         return self.flops_per_second.get(dtype, self.flops_per_second["float32"])
 
     def to_json(self) -> str:
         """Writes the description as JSON; ``read_device`` reads it back equal."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2)
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
 
 
-FIGURES = tuple(f.name for f in fields(Device) if f.name not in ("name", "kind", "sources"))
+_NAMES = tuple(field.name for field in fields(Device))
+_EFFICIENCIES = ("compute_efficiency", "memory_efficiency")
+FIGURES = tuple(name for name in _NAMES if name not in ("name", "kind", "sources"))
 """What a description gives a source for."""
 
 
 @lru_cache(maxsize=1)
 def known_devices() -> Mapping[str, Device]:
     """The devices known by name."""
-    rows = json.loads(_TABLE.read_text(encoding="utf-8"))["devices"]
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))
+    assumed = table["assumed_of_all"]
+    rows = [{**assumed, **row, "sources": {**assumed["sources"], **row["sources"]}} for row in table["devices"]]
     return {row["name"]: _device_from(row) for row in rows}
 
 
@@ -83,8 +91,8 @@ def find_device(asked: str | Path) -> Device:
         )
     try:
         return read_device(Path(asked).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"asked to read a device description from {asked}, which cannot be read ({error}); calibrate again") from error
+    except (OSError, UnicodeDecodeError, PlanError) as error:
+        raise PlanError(f"asked to read a device's description from {asked}: {error}; calibrate again") from error
 
 
 def read_device(text: str) -> Device:
@@ -93,34 +101,40 @@ def read_device(text: str) -> Device:
     Raises:
         PlanError: the text is no description of ours, or one of its figures is missing or no positive number.
     """
+    body = read_json(text, FORMAT, VERSION)
     try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise PlanError(f"asked to read a device description, found no JSON ({error}); calibrate again") from error
-    if not isinstance(body, dict) or (body.get("format"), body.get("version")) != (FORMAT, VERSION):
-        raise PlanError("asked to read a device description, found a file that is none, or of another version; calibrate again")
-    return _device_from(body)
+        return _device_from({name: item for name, item in body.items() if name not in ("format", "version")})
+    except FieldError as error:
+        raise PlanError(f"the description is damaged: {error}") from error
 
 
 def _device_from(row: dict[str, Any]) -> Device:
-    if row.get("kind") not in _KINDS or not isinstance(row.get("name"), str):
-        raise PlanError(
-            f"the device description is damaged: kind is {row.get('kind')!r}, it must be one of {', '.join(_KINDS)}; calibrate again"
-        )
-    rates = row.get("flops_per_second")
-    if not isinstance(rates, dict) or "float32" not in rates:
-        raise PlanError("the device description is damaged: flops_per_second must name a rate for float32; calibrate again")
-    sources = row.get("sources", {})
-    if not isinstance(sources, dict):
-        raise PlanError("the device description is damaged: sources must name where each figure is from; calibrate again")
-    numbers = {name: _positive(name, row.get(name)) for name in FIGURES if name != "flops_per_second"}
-    whole = {name: int(numbers.pop(name)) for name in ("memory_bytes", "launch_ns")}
-    flops_per_second = {dtype: _positive(f"flops_per_second of {dtype}", rate) for dtype, rate in rates.items()}
-    return Device(name=row["name"], kind=row["kind"], flops_per_second=flops_per_second, sources=sources, **numbers, **whole)
+    part = Field("", row).members(_NAMES)
+    if part["kind"].text() not in KINDS:
+        raise part["kind"].is_wrong(f"one of {', '.join(KINDS)}")
+    rates = {dtype: rate.number(1, _MOST) for dtype, rate in _entries(part["flops_per_second"]).items()}
+    if "float32" not in rates:
+        raise part["flops_per_second"].is_wrong("an object with a rate for float32")
+    whole = {name: part[name].number(1, _MOST) for name in FIGURES if name not in ("flops_per_second", *_EFFICIENCIES)}
+    return Device(
+        name=part["name"].text(),
+        kind=part["kind"].text(),
+        flops_per_second=rates,
+        compute_efficiency=_share(part["compute_efficiency"]),
+        memory_efficiency=_share(part["memory_efficiency"]),
+        sources={name: source.text() for name, source in _entries(part["sources"]).items()},
+        **whole,
+    )
 
 
-def _positive(name: str, number: Any) -> Any:
-    """A figure, which is a positive number."""
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < float("inf"):
-        raise PlanError(f"the device description is damaged: {name} is {number!r}, it must be a positive number; calibrate again")
-    return number
+def _entries(found: Field) -> dict[str, Field]:
+    """The fields of an object of any names."""
+    if type(found.content) is not dict:
+        raise found.is_wrong("an object")
+    return found.members(tuple(found.content))
+
+
+def _share(found: Field) -> float:
+    if type(found.content) not in (int, float) or not 0 < found.content <= 1:
+        raise found.is_wrong("a number above 0 and at most 1")
+    return float(found.content)

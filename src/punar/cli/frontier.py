@@ -1,0 +1,30 @@
+"""``punar frontier``: prints all that memory costs in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from punar.cli.options import Compress, Json, Offload, compress_by, offload_to
+from punar.cli.output import emit, emit_json
+
+
+def frontier(
+    trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `punar profile` wrote.")],
+    offload: Offload = None,
+    compress: Compress = None,
+    json: Json = False,
+) -> None:
+    """Prints the least time known at each peak, for a trace that `punar profile` wrote."""
+    import punar
+
+    ways = compress_by(compress)
+    with offload_to(offload) as place:
+        found = punar.frontier(punar.Profile.load(trace), offload=place, compress=ways)
+    if not json:
+        emit(str(found))
+        return
+    names = ("peak_bytes", "time_ns", "bound_ns", "overhead")
+    emit_json({"points": [{name: getattr(point, name) for name in names} for point in found.points]})
