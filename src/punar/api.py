@@ -765,7 +765,7 @@ def _profile_for(
     return Profile(trace=replace(trace, meta=trace.meta | described))
 
 
-_STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """How many numbers of a parameter's dtype torch's optimizers keep for each of its own."""
 
 
@@ -778,11 +778,11 @@ def optimizer_state_bytes(model: torch.nn.Module, optimizer: str | float | None)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if optimizer is None:
         return 0
-    if isinstance(optimizer, str) and optimizer in _STATES:
-        return _STATES[optimizer] * sum(parameter.nbytes for parameter in trained)
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer] * sum(parameter.nbytes for parameter in trained)
     if isinstance(optimizer, (str, bool)) or not isinstance(optimizer, (int, float)) or not 0 <= optimizer < math.inf:
         raise UsageError(
-            f"asked to count the state of the optimizer {optimizer!r}; give one of {', '.join(map(repr, _STATES))}, or the bytes it keeps for "
+            f"asked to count the state of the optimizer {optimizer!r}; give one of {', '.join(map(repr, OPTIMIZERS))}, or the bytes it keeps for "
             "each number that is trained, such as 12 for float32 copies and both moments"
         )
     return math.ceil(optimizer * sum(parameter.numel() for parameter in trained))

@@ -200,7 +200,7 @@ def test_an_operator_of_unknown_shapes_is_named() -> None:
 def test_sparse_tensors_are_refused() -> None:
     model, _, _ = mlp()
     batch = torch.eye(WIDTH).to_sparse()
-    with pytest.raises(UsageError, match="layout torch.sparse_coo, which has no storage"):
+    with pytest.raises(UsageError, match=r"layout torch\.sparse_coo, which has no storage"):
         punar.profile(model, batch, lambda model, batch: model(batch.to_dense()).sum(), device="cpu")
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from punar.cli.options import Compress, Json, Offload, compress_by, offload_to
-from punar.cli.output import emit, emit_json
+from punar.cli.output import emit, emit_json, say
+from punar.units import format_bytes
 
 
 def frontier(
@@ -21,8 +22,13 @@ def frontier(
     import punar
 
     ways = compress_by(compress)
+    profile = punar.Profile.load(trace)
     with offload_to(offload) as place:
-        found = punar.frontier(punar.Profile.load(trace), offload=place, compress=ways)
+        found = punar.frontier(profile, offload=place, compress=ways)
+    if "described_device" in profile.trace.meta:
+        memory_bytes = int(profile.trace.meta["memory_bytes"])
+        fits = sum(point.peak_bytes <= memory_bytes for point in found.points)
+        say(f"{fits} of {len(found.points)} plans fit {profile.trace.meta['described_device']}, which has {format_bytes(memory_bytes)}")
     if not json:
         emit(str(found))
         return

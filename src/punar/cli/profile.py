@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from punar.cli.options import Json, Seed, Source, Threads, check_output, set_threads
-from punar.cli.output import emit, emit_json, say
+from punar.cli.output import WrongArgument, emit, emit_json, say
 from punar.cli.source import Sizes, load_step
+from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
 DEVICE_HELP = 'The device to compute the step for, which need not be here: a name such as "h100-80gb", or what `punar calibrate` wrote.'
@@ -36,6 +37,11 @@ def profile(
 ) -> None:
     """Records one step of a model as a trace, from which `punar solve` makes plans; with --device without running it."""
     check_output(output)
+    check_device(device)
+    if device is None and (optimizer, shards, zero_stage) != (None, 1, 3):
+        raise WrongArgument(
+            "asked for --optimizer, --shards or --zero-stage of a step that runs here, where they are as they are; give --device too"
+        )
     set_threads(threads)
     import punar
 
@@ -68,9 +74,26 @@ def profile(
     emit(f"time, {'measured' if device is None else 'computed'}  {format_seconds(trace.plain_time_ns)}")
 
 
+def check_device(device: str | None) -> None:
+    """Raises ``WrongArgument`` where there is no such device."""
+    from punar.costs import find_device
+
+    try:
+        if device is not None:
+            find_device(device)
+    except UsageError as error:
+        raise WrongArgument(str(error)) from error
+
+
 def _optimizer(text: str | None) -> str | float | None:
     """A number is bytes; the rest names an optimizer."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
+    from punar.api import OPTIMIZERS
+
+    if text is None or text in OPTIMIZERS:
         return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise WrongArgument(
+            f"asked for the optimizer {text!r}; give one of {', '.join(OPTIMIZERS)}, or the bytes it keeps for each trained number, such as 12"
+        ) from error

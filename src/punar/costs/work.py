@@ -21,6 +21,9 @@ _GATHERS = frozenset({"embedding", "index", "index_select", "gather"})
 _WANTED = re.compile(r"\[(True|False),(True|False),(True|False)\]\)")
 """Which gradients a convolution's backward is asked for: of the image, the weight, the bias."""
 
+_CAUSAL = re.compile(r"\d\.\d+(e-\d+)?,True\b")
+"""Attention's arguments: a probability of dropout, and that no query looks at later keys, for which kernels skip half of the pairs."""
+
 _ATTENTION_BACKWARD = 2.5
 """The work of attention's backward relative to its forward: four products of the size of its two, and the scores again."""
 
@@ -83,7 +86,8 @@ def _flops(op: Op, tensors: Sequence[_Tensor], written_bytes: int) -> int:
             weight, made = (more[0], image.numel) if is_backward and more else (other, written_bytes // max(image.itemsize, 1))
             return 2 * made * prod(weight.shape[1:]) * (_gradients(op.signature) if is_backward else 1)
         case "attention", (query, key, *_) if len(key.shape) > 1:
-            return int(4 * query.numel * key.shape[-2] * (_ATTENTION_BACKWARD if is_backward else 1))
+            products = _ATTENTION_BACKWARD if is_backward else 1
+            return int(4 * query.numel * key.shape[-2] * products * (0.5 if _CAUSAL.search(op.signature) else 1))
     return 0
 
 

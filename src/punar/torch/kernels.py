@@ -5,8 +5,8 @@ for CUDA, they are registered for fake tensors as what CUDA would run.
 
 Source:
     The choices are those of torch's own composite functions: ``aten/src/ATen/native/transformers/attention.cpp`` and
-    ``transformers/cuda/sdp_utils.cpp`` (attention), ``Dropout.cpp`` (``is_fused_kernel_acceptable``) and ``layer_norm.cpp`` (``rms_norm``),
-    https://github.com/pytorch/pytorch.
+    ``transformers/cuda/sdp_utils.cpp`` (attention) and ``Dropout.cpp`` (``is_fused_kernel_acceptable``), https://github.com/pytorch/pytorch.
+    Deviations: ``torch.nn.RMSNorm`` and recurrent layers, which are kernels of their own on CUDA, are traced as the CPU runs them.
 """
 
 from __future__ import annotations
@@ -60,12 +60,6 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return _aten.dropout.default.decompose(input, p, train)  # type: ignore[no-any-return]
 
 
-def _rms_norm(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """One kernel that saves the input and a number a row, where the CPU runs the formula operator by operator."""
-    made: Tensor = _aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
-    return made
-
-
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -115,6 +109,5 @@ def _bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
-    "rms_norm": _rms_norm,
     "scaled_dot_product_attention": _attention,
 }
