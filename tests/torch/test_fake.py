@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
+import warnings
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -227,3 +229,117 @@ def test_cpu_autocast_is_traced() -> None:
     assert replace(real, events=()) == replace(fake, events=())
     assert sorted(real.events) == sorted(fake.events)  # the casts' cache lets go of them in the order of their addresses
     assert plain_peak(real) == plain_peak(fake)
+
+
+# -- ways to write a step --------------------------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Has a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.mask = torch.ones(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x).exp() * self.mask).sum()
+
+
+class Record(UserDict[str, Tensor]):
+    """A batch as some libraries have it: a mapping whose entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda model, batch: model(batch.to("cuda")).sum(),
+        lambda model, batch: model(batch.to(torch.device("cuda:1"), non_blocking=True)).sum(),
+        lambda model, batch: model(batch.to(0)).sum(),
+        lambda model, batch: model(batch.cuda()).sum(),
+        lambda model, batch: model(batch.to(device="cuda")).sum(),
+        lambda model, batch: torch.compile(model, backend="eager")(batch).sum(),
+    ],
+    ids=["to", "to a device", "to a number", "cuda", "to by name", "compiled"],
+)
+def test_the_device_need_not_be_here(loss_fn: Callable[..., Tensor]) -> None:
+    model, batch, _ = mlp()
+    found = punar.profile(model, batch, loss_fn, device="h100-80gb").trace
+    plain = punar.profile(model, batch, lambda model, batch: model(batch).sum(), device="h100-80gb").trace
+    assert (found.resident_bytes, plain_peak(found)) == (plain.resident_bytes, plain_peak(plain))
+
+
+def test_tensors_made_on_the_device_are_counted() -> None:
+    model, batch, _ = mlp()
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.device("cuda"):
+            noise = torch.ones(64, WIDTH)
+        return (model(batch) * noise * torch.ones(64, WIDTH, device="cuda:0")).sum()
+
+    trace = punar.profile(model, batch, loss_fn, device="h100-80gb").trace
+    made = next(op for op in trace.ops if op.name == "aten.ones.default")
+    sizes = [trace.storages[trace.values[v].storage].bytes for v in (*trace.ops[0].outputs, *made.outputs)]
+    assert sizes == [64 * WIDTH * 4] * 2  # the first one was made before the step's first operator that saves
+
+
+def test_other_tensors_of_a_module_are_counted_wherever_they_are() -> None:
+    batch = torch.randn(4, WIDTH)
+    real = punar.profile(Masked(), batch, lambda model, batch: model(batch), device="cpu").trace
+    with torch.device("meta"):
+        model = Masked()
+    mask = model.mask
+    assert punar.profile(model, batch, lambda model, batch: model(batch), device="cpu").trace == real
+    assert real.resident_bytes == 4 * (WIDTH * WIDTH + 2 * WIDTH + 4 * WIDTH + 1)
+    assert model.mask is mask
+
+
+def test_a_meta_tensor_that_nobody_has_is_refused() -> None:
+    model, batch, _ = mlp()
+    stray = torch.ones(WIDTH, device="meta")
+    with pytest.raises(UsageError, match=r"that is on the meta device and no parameter.*pass it in the batch"):
+        punar.profile(model, batch, lambda model, batch: (model(batch) * stray).sum(), device="cpu")
+
+
+def test_batches_keep_their_type() -> None:
+    model, batch, _ = mlp()
+    record = Record(x=batch)
+    trace = punar.profile(model, [record, 5], lambda model, batch: model(batch[0].x).sum() * batch[1], device="cpu").trace
+    alone = punar.profile(model, record, lambda model, batch: model(batch.x).sum() * 5, device="cpu").trace
+    assert trace.resident_bytes == alone.resident_bytes
+    assert record.x is batch
+
+
+def test_integers_are_known_as_arrays_too() -> None:
+    model, batch, _ = mlp()
+    lengths = torch.tensor([3, 5])
+    trace = punar.profile(model, (batch, lengths), lambda model, b: model(b[0][: int(b[1].numpy().max())]).sum(), device="cpu").trace
+    assert "[5, 32]" in next(op.signature for op in trace.ops if "layer_norm" in op.name)
+    with pytest.raises(DataDependentStep, match=r"Tensor\.numpy in the loss function"):
+        punar.profile(model, batch, lambda model, batch: model(batch).sum() * batch.numpy().max(), device="cpu")
+
+
+def test_lazy_parameters_are_refused() -> None:
+    with pytest.raises(UsageError, match="parameter of a lazy module"):
+        punar.profile(nn.LazyLinear(4), torch.ones(2, 3), lambda model, batch: model(batch).sum(), device="cpu")
+
+
+def test_sparse_gradients_are_traced() -> None:
+    model = nn.Embedding(50, 8, sparse=True)
+    assert punar.profile(model, torch.arange(4), lambda model, batch: model(batch).exp().sum(), device="cpu").trace.saves
+
+
+def test_warnings_of_the_step_stay_what_they_are() -> None:
+    model, batch, _ = mlp()
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        warnings.warn("mine", UserWarning, stacklevel=1)
+        return model(batch).sum()
+
+    with pytest.raises(UserWarning, match="mine"):
+        punar.profile(model, batch, loss_fn, device="cpu")

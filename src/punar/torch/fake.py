@@ -5,7 +5,7 @@ NOTE. How a fake step stands for the real one.
 1. The model's parameters, buffers and gradients, and the batch's tensors, are replaced by fake tensors while the step runs, and put back. Tensors
    that shared a storage share one. They may be meta tensors, or fake ones, or real.
 2. All fake tensors are on the CPU, whatever device the step is traced for: a build of torch without CUDA has no autograd for its tensors.
-   Where a device is asked for inside the step, it is given the CPU.
+   Where a device is asked for inside the step, it is given the CPU (``_OnCpu``). What torch.compile would compile runs as it is written.
 3. What CUDA computes by another operator than the CPU is run as that operator (``kernels``).
 4. Small tensors of integers are computed beside the fake ones, for models that look at positions and masks to decide on their path (``known_values``).
 5. What no fake tensor can tell, the number behind an element or the size of a selection, ends the trace (``DataDependentStep``).
@@ -13,10 +13,11 @@ NOTE. How a fake step stands for the real one.
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -27,15 +28,18 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorDeviceMismatchError,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from punar.errors import DataDependentStep, UsageError
 from punar.ir import Trace
 from punar.torch.kernels import cuda_kernels
-from punar.torch.known_values import KnownValues, know
+from punar.torch.known_values import KnownValues, know, value_of
 from punar.torch.modules import ModulePaths
 from punar.torch.operators import PLAIN_TYPES
 from punar.torch.records import is_fake
@@ -75,12 +79,15 @@ class FakeSession(Session):
             return func(*args, **(kwargs or {}))
         if self.device.type != "cpu" and torch.is_autocast_enabled(self.device.type):
             _refuse_autocast()
-        if kwargs and _is_elsewhere(kwargs.get("device")):
-            kwargs = {**kwargs, "device": _CPU}
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise _data_dependent(error.func, ModulePaths().current()) from error
+        except FakeTensorDeviceMismatchError as error:
+            raise UsageError(
+                f"asked to trace a step without data, found a tensor in {_place(ModulePaths().current())} that is on the meta device and no parameter, buffer or "
+                "attribute of a module, nor in the batch: pass it in the batch, or make it on the CPU"
+            ) from error
         except UnsupportedOperatorException as error:
             raise UsageError(
                 f"asked to trace a step without data, found {error.func} in {_place(ModulePaths().current())}, of which torch does not know what shapes it "
@@ -126,7 +133,7 @@ def trace_fake(
     fakes = _Fakes(mode, has_gradients=has_gradients)
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), _state_unchanged(), fakes.replaced(model):
         fake_batch = fakes.tree(batch)
-        with mode, KnownValues(), _autocast_is_refused(), _transformers_sees_no_fakes():
+        with mode, KnownValues(), _OnCpu(), _autocast_is_refused(), _transformers_sees_no_fakes(), torch.compiler.set_stance("force_eager"):
             _run(session, model, fake_batch, loss_fn)
         session.complete()
     trace = session.trace
@@ -166,9 +173,12 @@ class _Fakes:
 
     def tree(self, batch: Any) -> Any:
         """A batch with its tensors replaced, in whatever containers they are."""
-        if isinstance(batch, Mapping) and not isinstance(batch, dict):
-            batch = dict(batch)
-        return tree_map_only(Tensor, self.of, batch)
+        if not isinstance(batch, MutableMapping) or isinstance(batch, dict):
+            return tree_map_only(Tensor, self.of, batch)
+        made = copy.copy(batch)
+        for name, item in batch.items():
+            made[name] = self.tree(item)
+        return made
 
     def of(self, tensor: Tensor) -> Tensor:
         """The fake one of a tensor: a leaf, that requires a gradient where the original does, and has a gradient where the original has one."""
@@ -190,6 +200,11 @@ class _Fakes:
 
     def like(self, tensor: Tensor) -> Tensor:
         """A fake tensor that reads its storage as another reads its own."""
+        if is_lazy(tensor):
+            raise UsageError(
+                "asked to trace a step without data, found a parameter of a lazy module, whose shape is not known yet: call the model once before, "
+                "on a meta batch where it is large"
+            )
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError as error:
@@ -205,12 +220,12 @@ class _Fakes:
 
     @contextmanager
     def replaced(self, model: nn.Module) -> Iterator[None]:
-        """Within, the model's parameters and buffers are fake; whatever the modules' attributes become is undone at the end."""
+        """Within, the model's tensors are fake: parameters, buffers, other attributes; whatever the attributes become is undone at the end."""
         before = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers)) for module in model.modules()]
         try:
-            for module, _, parameters, buffers in before:
-                for name, tensor in (*parameters.items(), *buffers.items()):
-                    if tensor is not None:
+            for module, *tensors in before:
+                for name, tensor in (pair for table in tensors for pair in table.items()):
+                    if isinstance(tensor, Tensor):
                         setattr(module, name, self.of(tensor))
             yield
         finally:
@@ -278,7 +293,9 @@ def _autocast_is_refused() -> Iterator[None]:
         warnings.filterwarnings("error", message=".*CUDA is not available.*[Aa]utocast")
         try:
             yield
-        except UserWarning:
+        except UserWarning as warning:
+            if "CUDA is not available" not in str(warning):
+                raise  # the user's warnings are errors
             _refuse_autocast()
 
 
@@ -289,8 +306,29 @@ def _refuse_autocast() -> NoReturn:
     )
 
 
-def _is_elsewhere(device: Any) -> bool:
-    return device is not None and torch.device(device).type not in ("cpu", "meta")
+class _OnCpu(TorchFunctionMode):
+    """Gives the CPU where another device is asked for, which need not be here (Rule 2); and elements that are known to those who ask for an array."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.cuda:
+            return args[0]
+        if func is Tensor.numpy and is_fake(args[0]):
+            known = value_of(args[0])
+            if known is None:
+                raise _data_dependent("Tensor.numpy", ModulePaths().current())
+            with torch._C._DisableTorchDispatch():
+                return known.numpy()
+        if func is Tensor.to and len(args) > 1 and isinstance(args[1], int):
+            args = (args[0], _CPU, *args[2:])
+        return func(*map(_here, args), **{name: _here(item) for name, item in kwargs.items()})
+
+
+def _here(item: Any) -> Any:
+    """The CPU instead of another device; other arguments as they are."""
+    if isinstance(item, torch.device) and item.type not in ("cpu", "meta"):
+        return _CPU
+    return _CPU if isinstance(item, str) and item.partition(":")[0] == "cuda" else item
 
 
 def _place(module: str) -> str:

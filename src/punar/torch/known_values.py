@@ -58,7 +58,7 @@ def value_of(tensor: Tensor) -> Tensor | None:
     """The elements of a fake tensor, None where they are not known."""
     if not is_fake(tensor):
         return tensor
-    if getattr(tensor.untyped_storage(), "_punar_is_changed", False):
+    if tensor.layout is not torch.strided or getattr(tensor.untyped_storage(), "_punar_is_changed", False):
         return None
     known: Tensor | None = getattr(tensor, "_punar_value", None)
     return known
