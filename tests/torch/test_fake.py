@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import resource
 import sys
 import warnings
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -121,11 +123,13 @@ def test_weights_do_not_matter() -> None:
 
 def test_the_model_and_the_random_state_are_as_before() -> None:
     model, batch, loss_fn = STEPS["tied"]()
-    model.calls = 0
+    model.calls, draws = 0, []
+    random.seed(0), np.random.seed(0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     identities, state = [id(tensor) for tensor in (*model.parameters(), *model.buffers())], torch.get_rng_state()
 
     def counting(model: Any, batch: Any) -> Tensor:
+        draws.append((random.random(), np.random.rand()))
         model.calls += 1
         model.last = loss_fn(model, batch)
         return model.last
@@ -133,6 +137,8 @@ def test_the_model_and_the_random_state_are_as_before() -> None:
     punar.profile(model, batch, counting, device="a100-80gb")
     assert [id(tensor) for tensor in (*model.parameters(), *model.buffers())] == identities
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    random.seed(0), np.random.seed(0)
+    assert draws == [(random.random(), np.random.rand())]
     assert model.calls == 0
     assert not hasattr(model, "last")
     assert all(parameter.grad is None for parameter in model.parameters())

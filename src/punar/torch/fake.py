@@ -14,7 +14,6 @@ NOTE. How a fake step stands for the real one.
 from __future__ import annotations
 
 import copy
-import random
 import sys
 import warnings
 from collections.abc import Iterator, MutableMapping
@@ -44,7 +43,7 @@ from punar.torch.modules import ModulePaths
 from punar.torch.operators import PLAIN_TYPES
 from punar.torch.records import is_fake
 from punar.torch.session import Session
-from punar.torch.state import LossFn, run_step
+from punar.torch.state import LossFn, restored, run_step
 from punar.torch.tracer import Tracer
 
 _CPU = torch.device("cpu")
@@ -131,7 +130,8 @@ def trace_fake(
     mode = _mode_of(model, batch)
     session = FakeSession(torch.device(device), optimizer_bytes)
     fakes = _Fakes(mode, has_gradients=has_gradients)
-    with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), _state_unchanged(), fakes.replaced(model):
+    random_state = restored(nn.Module())  # fake tensors draw no random numbers, but the step may draw others
+    with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), random_state, fakes.replaced(model):
         fake_batch = fakes.tree(batch)
         with mode, KnownValues(), _OnCpu(), _autocast_is_refused(), _transformers_sees_no_fakes(), torch.compiler.set_stance("force_eager"):
             _run(session, model, fake_batch, loss_fn)
@@ -254,17 +254,6 @@ def _fakes_are_plain() -> Iterator[None]:
         yield
     finally:
         PLAIN_TYPES.discard(FakeTensor)
-
-
-@contextmanager
-def _state_unchanged() -> Iterator[None]:
-    """Drawing random numbers on fake tensors draws none, but models may draw others."""
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
 
 
 @contextmanager
