@@ -11,25 +11,29 @@ from typing import TYPE_CHECKING, Any
 from punar.errors import BudgetError, InfeasibleBudget, PlanError, PunarError
 
 if TYPE_CHECKING:
-    from punar.api import Explanation, Frontier, Profile, Remat, Verification, explain, frontier, profile, solve, verify
+    from punar.api import Frontier, frontier, profile, solve
     from punar.plan import Plan
+    from punar.profiles import Profile, explain
+    from punar.remat import Remat
+    from punar.reporting.explain import Explanation
     from punar.torch.replayable import replayable
+    from punar.verification import Verification, verify
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Explanation": "punar.api",
+    "Explanation": "punar.reporting.explain",
     "Frontier": "punar.api",
     "Plan": "punar.plan",
-    "Profile": "punar.api",
-    "Remat": "punar.api",
-    "Verification": "punar.api",
-    "explain": "punar.api",
+    "Profile": "punar.profiles",
+    "Remat": "punar.remat",
+    "Verification": "punar.verification",
+    "explain": "punar.profiles",
     "frontier": "punar.api",
     "profile": "punar.api",
     "replayable": "punar.torch.replayable",
     "solve": "punar.api",
-    "verify": "punar.api",
+    "verify": "punar.verification",
 }
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import punar
-from punar.api import check_offload
+from punar.arguments import check_offload
 from punar.costs import CostCache, Ledger, remembered
 from punar.plan.moves import Channel
 from punar.torch import places

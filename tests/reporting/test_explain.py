@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import punar
-from punar.api import moved
 from punar.errors import PlanMismatch, UsageError
 from punar.ir import Trace
 from punar.ir.lineage import NEVER
 from punar.plan import Plan, make_plan, simulate
 from punar.plan.playback import play
+from punar.planning import moved
 from punar.reporting.explain import Explanation, explain_step
 from punar.reporting.explain.advice import CHUNKS, advise, floor_of, freed_early, loss_head, shrunk
 from punar.reporting.explain.gradients import gradients_of

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import punar
-from punar.api import check_offload
+from punar.arguments import check_offload
 from punar.errors import HostMemoryFull, UsageError
 from punar.plan.moves import Channel
 from punar.torch import places

@@ -349,15 +349,20 @@ def test_each_failure_takes_the_next_tighter_plan() -> None:
 
 @TOLD
 def test_an_error_that_was_being_handled_before_the_step_keeps_its_traceback() -> None:
-    try:
-        raise KeyError("before")
-    except KeyError as before:
-        with pytest.raises(MemoryError) as caught:
-            bench = Bench(None)
-            bench.run(bench.remat.step, Failing(-1))
+    bench = Bench(None)
+    bench.run(bench.remat.step, Failing(-1))
+    before = KeyError("before")
+
+    def run_while_handling() -> None:
+        try:
+            raise before
+        except KeyError:
             bench.run(bench.remat.step, Always())
-        assert caught.value.__context__ is before
-        assert before.__traceback__ is not None
+
+    with pytest.raises(MemoryError) as caught:
+        run_while_handling()
+    assert caught.value.__context__ is before
+    assert before.__traceback__ is not None
 
 
 def test_a_given_plan_is_not_replaced() -> None:

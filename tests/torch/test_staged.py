@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from punar.api import check_offload
+from punar.arguments import check_offload
 from punar.errors import BlockCorrupted, OffloadError
 from punar.tiers import Spool
 from punar.torch import places

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from punar.api import EXACT, Offloading, Remat
+from punar.arguments import EXACT, Offloading
 from punar.errors import InfeasibleBudget
+from punar.remat import Remat
 from punar.reporting import Comparison, Row
 from punar.reporting.report import count
 

@@ -221,16 +221,17 @@ class _Fakes:
     @contextmanager
     def replaced(self, model: nn.Module) -> Iterator[None]:
         """Within, the model's tensors are fake: parameters, buffers, other attributes; whatever the attributes become is undone at the end."""
-        before = [(module, dict(module.__dict__), dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+        tables: list[tuple[nn.Module, tuple[dict[str, Any], ...]]] = [(m, (m.__dict__, m._parameters, m._buffers)) for m in model.modules()]
+        before = [tuple(map(dict, mine)) for _, mine in tables]
         try:
-            for module, *tensors in before:
-                for name, tensor in (pair for table in tensors for pair in table.items()):
+            for (module, _), old in zip(tables, before, strict=True):
+                for name, tensor in (pair for table in old for pair in table.items()):
                     if isinstance(tensor, Tensor):
                         setattr(module, name, self.of(tensor))
             yield
         finally:
-            for module, *old in before:
-                for mine, was in zip((module.__dict__, module._parameters, module._buffers), old, strict=True):
+            for (_, now), old in zip(tables, before, strict=True):
+                for mine, was in zip(now, old, strict=True):
                     mine.clear()
                     mine.update(was)
 

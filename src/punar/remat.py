@@ -1,0 +1,405 @@
+"""``Remat``: a training step, made to fit a budget."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from punar.arguments import (
+    EXACT,
+    Budget,
+    Compress,
+    Exporter,
+    Offloading,
+    check_budget,
+    check_compress,
+    check_exporters,
+    check_limit,
+    check_modules,
+    check_offload,
+    check_solver,
+)
+from punar.errors import InfeasibleBudget, UsageError
+from punar.ir import Trace
+from punar.plan import Plan, simulate
+from punar.plan.moves import Channel
+from punar.planning import budget_in_bytes, codec_channels, held_text, moved, plan_for, resident_text
+from punar.profiles import Profile, explain
+from punar.reporting.explain import Explanation
+from punar.reporting.report import Report
+from punar.reporting.timeline import Timeline
+from punar.solvers import least
+from punar.solvers import solve as solve_trace
+from punar.torch.offload import Offload
+from punar.torch.places import opened, unmeasured
+from punar.torch.rescue import TIGHTER, Ladder, add_note, is_alone, is_out_of_memory, let_go
+from punar.torch.script import OUTDATED, Script
+from punar.torch.session import Session, StepStats
+from punar.torch.undo import Undo, modules_of
+from punar.units import format_bytes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LOG = logging.getLogger("punar")
+
+
+class Remat:
+    """Makes the training steps run inside it fit a memory budget.
+
+    The first ``with`` block runs plain and is recorded; from the second on, the plan made from it is obeyed: what it drops in forward is
+    recomputed in backward, operator by operator, so that gradients are the plain step's bit for bit and no code of the model runs twice.
+
+    Args:
+        budget: bytes of device memory for the whole step (parameters, gradients, optimizer state where it was seen, activations,
+            temporaries), as an int or a text such as ``"6 GiB"``; a float in (0, 1]: that share of the peak of the plain step's own
+            allocations, of the largest step so far where shapes vary; ``"min"``: the least that a plan of about one extra forward pass
+            reaches; ``"auto"``: what the device has free, less a tenth; None: only measure.
+        plan: obey this plan from the first step on, instead of making one.
+        solver: who makes the plan; see ``docs/planning.md``.
+        offload: where activations may be moved meanwhile, instead of dropping them. From a CUDA device to ``"cpu"``, the computer's memory, of
+            which half is used at most, or what ``"cpu:32 GiB"`` says; from any to ``"disk:/path/of/a/folder"`` or
+            ``"disk:/path:500 GiB"``. Of several all that the step's device can use are, the first one first. How fast a disk is, is measured now, the
+            computer's memory when the first plan is made. A plan that moves values needs it as well.
+        compress: how values may be held in fewer bytes meanwhile. ``"mask"`` loses nothing: dropout's masks and the signs ReLU needs as bits, whole
+            numbers of 64 bits in 32. ``"bf16"``, ``"int8"``, ``"int4"`` round, so that gradients are no more the plain step's (see ``punar.verify``).
+        limit: bytes that a step on the CPU may have, as an int or a text such as ``"6 GiB"``: one that has more raises ``punar.errors.OutOfMemory``, as
+            a CUDA device does by itself. Every operator is then watched.
+        modules: a module, or several, that ``step`` puts back before it repeats a step; those that its function names, it finds by itself.
+        on_step: called with the ``StepStats`` of each block when it is over, or several such; see ``punar.export``. Where it raises, that is a
+            warning, once.
+
+    Raises:
+        BudgetError: the budget is none of these, or the limit is no number of bytes.
+        UsageError: both a budget and a plan were given, or there is no such solver, or ``offload``, ``compress`` or ``on_step`` is none of these.
+        OffloadError: the folder cannot be used.
+
+    Example:
+        >>> import torch, punar
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+        >>> remat = punar.Remat(budget="min")
+        >>> for _ in range(2):
+        ...     with remat:
+        ...         model(torch.ones(4, 8)).sum().backward()
+        >>> len(remat.stats)
+        2
+    """
+
+    def __init__(
+        self,
+        budget: Budget = None,
+        *,
+        plan: Plan | None = None,
+        solver: str = "auto",
+        offload: Offloading = None,
+        compress: Compress = EXACT,
+        limit: str | int | None = None,
+        modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
+        on_step: Exporter | Iterable[Exporter] | None = None,
+    ) -> None:
+        if plan is not None and budget is not None:
+            raise UsageError("asked for both a budget and a plan; a plan has its budget already: give one of the two")
+        if plan is not None and not isinstance(plan, Plan):
+            raise UsageError(f"asked to obey a plan, found a {type(plan).__name__}; give what punar.solve or punar.Plan.load returned")
+        self.budget = check_budget(budget)
+        self.solver = check_solver(solver)
+        self.compress = check_compress(compress)
+        self.stats: list[StepStats] = []
+        self._exporters = check_exporters(on_step)
+        self._has_raised: set[int] = set()
+        self._told_plans: set[int] = set()
+        self._promised_bytes = 0
+        self.limit = check_limit(limit)
+        self._modules = check_modules(modules)
+        self._ladder = Ladder()
+        self._is_rescue_told = False
+        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int), limit_bytes=self.limit)
+        self._places = check_offload(offload)
+        self._opened_for = ""
+        if plan is not None and plan.leaves_device:
+            self._session.movers.offload = unmeasured(self._places, plan.off_device)
+        elif disks := tuple(place for place in self._places if place.folder is not None):
+            self._session.movers.offload = opened(disks, "cpu")
+            self._opened_for = "cpu"
+        if plan is not None:
+            self._session.fixed = Script(plan)
+            self._session.plan = plan
+
+    def __enter__(self) -> Remat:
+        self._session.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._record(self._session.stop(is_failed=error is not None))
+
+    def _record(self, stats: StepStats) -> None:
+        """Keeps what a step did, and tells those that want to know."""
+        self.stats.append(stats)
+        if _LOG.isEnabledFor(logging.INFO):
+            self._log(stats)
+        for place, export in enumerate(self._exporters):
+            try:
+                export(stats)
+            except Exception as failure:
+                self._warn_of(place, failure)
+
+    def _log(self, stats: StepStats) -> None:
+        """A line at DEBUG for each step, at INFO for each plan that is new."""
+        plan = stats.plan
+        if plan is not None and (key := hash((plan.budget_bytes, plan.fingerprint, plan.hold_from, plan.moves))) not in self._told_plans:
+            self._told_plans.add(key)
+            _LOG.info("step %d obeys a new plan: %s", len(self.stats), describe_plan(plan))
+        _LOG.debug("step %d: %s", len(self.stats), stats)
+
+    def _warn_of(self, place: int, failure: Exception) -> None:
+        """Says once that an exporter fails: what a step did is no reason to lose it."""
+        if place not in self._has_raised:
+            self._has_raised.add(place)
+            warnings.warn(
+                f"asked to call {self._exporters[place]!r} after each step, it raised {type(failure).__name__}: {failure}. Training goes on, and it is "
+                "called again after the next step; this is not told again",
+                stacklevel=4,
+            )
+
+    def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs ``function(*args, **kwargs)`` as a ``with`` block, and once more under a tighter plan where it runs out of memory, until it goes through.
+
+        Before each repetition all is put back as it was: random states, what was written into, gradients, modules' attributes; see ``docs/rescue.md`` for
+        what cannot be. After some steps that went through at once the looser plan is tried again.
+
+        Raises:
+            UsageError: an optimizer stepped inside the function.
+            NestedRemat: a ``Remat`` is active in this thread.
+            MemoryError, torch.OutOfMemoryError, RuntimeError: the first error that said that memory ran out, where no tighter plan is known; with a note
+                of what held the memory.
+
+        Example:
+            >>> import torch, punar
+            >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+            >>> def train_step(batch):
+            ...     loss = model(batch).sum()
+            ...     loss.backward()
+            ...     return loss.detach()
+            >>> remat = punar.Remat()
+            >>> loss = remat.step(train_step, torch.ones(4, 8))
+            >>> remat.stats[-1].rescues
+            0
+        """
+        results: list[T] = []
+        undo = Undo([*self._modules, *modules_of(function, (*args, *kwargs.values()))], self._session.meter)
+        with undo.refusing_optimizers():
+            rescues = self._repeat(undo, lambda: results.append(function(*args, **kwargs)))
+        if not rescues and self._ladder.rest():
+            self._session.loosen()
+        return results[0]
+
+    def rescued(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorates a function that is one training step, so that calling it is ``step``."""
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            return self.step(function, *args, **kwargs)
+
+        return run
+
+    def _repeat(self, undo: Undo, run: Callable[[], None]) -> int:
+        """Runs a step under ever tighter plans until it goes through; says how often it had to be repeated."""
+        errors: list[BaseException] = []
+        while True:
+            stats, error = self._attempt(undo, run)
+            stats = replace(stats, rescues=len(errors))
+            if error is None:
+                self._record(stats)
+                return len(errors)
+            errors.append(error)
+            undo.restore()
+            why_not = self._why_not() or self._tighten(error)
+            if why_not:
+                self._record(stats)
+                add_note(errors[0], why_not)
+                try:
+                    raise errors[0]
+                finally:
+                    del error, errors  # else the error would hold itself, by this frame
+
+    def _attempt(self, undo: Undo, run: Callable[[], None]) -> tuple[StepStats, BaseException | None]:
+        """Runs a step once; where memory runs out, returns the error."""
+        session = self._session
+        session.start(undo)
+        try:
+            run()
+        except BaseException as error:
+            is_repeatable = is_out_of_memory(error)
+            stats = session.stop(is_failed=True, is_out_of_memory=is_repeatable)
+            if is_repeatable:
+                return stats, error
+            self._record(stats)
+            raise
+        return session.stop(is_failed=False), None
+
+    def _why_not(self) -> str:
+        """Why the step that just failed is not repeated, whatever it needs; nothing where it can be."""
+        if not is_alone():
+            return "punar did not repeat the step: other processes take part in it, and would have to repeat it as well"
+        if self._session.fixed is not None:
+            return "punar did not repeat the step: it obeys a plan that was given, and knows no other; give Remat a budget instead"
+        if self._session.failed is None:
+            return (
+                "punar did not repeat the step: it failed before anything was recorded of it that a plan could drop; make the batch smaller"
+            )
+        return ""
+
+    def _tighten(self, error: BaseException) -> str:
+        """Has the step that failed obey a tighter plan from now on; says what held its memory where there is none."""
+        let_go(error)  # planning takes memory as well
+        failed = self._session.failed
+        assert failed is not None
+        plan, ceiling_bytes = self._tighter(failed)
+        if plan.peak_bytes >= failed.plan.peak_bytes and failed.extra_bytes != OUTDATED:
+            return held_text(failed)
+        self._ladder.tighten(ceiling_bytes)
+        self._session.tighten(plan, ceiling_bytes)
+        self._tell_rescue(error, failed.plan, plan)
+        return ""
+
+    def _tighter(self, failed: Script) -> tuple[Plan, int | None]:
+        """The next tighter plan than the one that a script obeys, and the bytes of the whole step that no plan may exceed from then on."""
+        trace, plan = failed.trace, failed.plan
+        assert trace is not None
+        if failed.is_cut:
+            return least(trace, self._channels(trace)), None  # how much more the step would have needed, nobody knows
+        if failed.extra_bytes == OUTDATED:
+            return plan, plan.peak_bytes  # a looser one was to be made when the step failed, and was not yet obeyed
+        goal_bytes = plan.resident_bytes + int(TIGHTER * (plan.peak_bytes - plan.resident_bytes))
+        if self.limit is not None:
+            goal_bytes = min(goal_bytes, self.limit)
+        tighter = self._plan_under(trace, goal_bytes, plan.resident_bytes - trace.resident_bytes)
+        return tighter, max(goal_bytes, tighter.peak_bytes)
+
+    def _plan_under(self, trace: Trace, ceiling_bytes: int, extra_bytes: int) -> Plan:
+        """The fastest plan under a ceiling, or the one of least peak where none is."""
+        channels = self._channels(trace)
+        try:
+            return moved(solve_trace(trace, ceiling_bytes - extra_bytes, channels=channels), extra_bytes)
+        except InfeasibleBudget as error:
+            return moved(solve_trace(trace, error.least_bytes, channels=channels), extra_bytes)
+
+    def _channels(self, trace: Trace) -> tuple[Channel, ...]:
+        """All ways for values to be elsewhere or smaller meanwhile."""
+        offload = self._offload_from(trace.device)
+        moves = () if offload is None or offload.has_failed else offload.channels
+        return (*moves, *codec_channels(trace, "min", "auto", self.compress))
+
+    def _tell_rescue(self, error: BaseException, failed: Plan, plan: Plan) -> None:
+        """Says once that steps are repeated."""
+        if self._is_rescue_told:
+            return
+        self._is_rescue_told = True
+        warnings.warn(
+            f"a step ran out of memory ({type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}) under a plan of "
+            f"{format_bytes(failed.peak_bytes)} predicted. It is repeated from the same state under one of {format_bytes(plan.peak_bytes)}; whether "
+            "that happens again, remat.stats[i].rescues says",
+            stacklevel=5,
+        )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, None before the first step is complete."""
+        return self._session.plan
+
+    @property
+    def trace(self) -> Trace | None:
+        """The last recorded step."""
+        return self._session.trace
+
+    def report(self) -> Report:
+        """What was planned and what was measured; ``str()`` of it is a text."""
+        is_given = self._session.fixed is not None
+        return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
+
+    def explain(self) -> Explanation:
+        """Why the last recorded step needs the memory it does, and why the plan in force does what it does; ``str()`` of it is a text.
+
+        Raises:
+            UsageError: no step has been recorded.
+        """
+        trace, plan = self._recorded("explain").trace, self.plan
+        if plan is not None and plan.resident_bytes > trace.resident_bytes:  # the optimizer may have made its state since
+            since = plan.resident_bytes - trace.resident_bytes + int(trace.meta["optimizer_bytes"])
+            trace = replace(trace, meta=trace.meta | {"optimizer_bytes": str(min(since, self._session.optimizer_bytes))})
+        return explain(Profile(trace=trace), plan)
+
+    def timeline(self) -> Timeline:
+        """The last recorded step under the plan in force, as it is predicted: ``save`` writes it for Perfetto.
+
+        Raises:
+            UsageError: no step has been recorded.
+        """
+        return self._recorded("show the timeline of").timeline(self.plan)
+
+    def _recorded(self, verb: str) -> Profile:
+        if self.trace is None:
+            raise UsageError(
+                f"asked to {verb} a step, none has been recorded; run one first, or, where a plan was given to obey, make a profile with "
+                "punar.profile and give it the plan"
+            )
+        return Profile(trace=self.trace)
+
+    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
+        plan = self._plan_within(trace, self._budget_for(trace, extra_bytes), extra_bytes)
+        if isinstance(self.budget, float):
+            self._promised_bytes = max(self._promised_bytes, plan.budget_bytes)
+        ceiling_bytes = self._ladder.ceiling_bytes
+        if ceiling_bytes is not None and plan.peak_bytes > ceiling_bytes:
+            plan = self._plan_under(trace, ceiling_bytes, extra_bytes)
+        if outside_peak_bytes <= plan.peak_bytes:
+            return plan
+        if isinstance(self.budget, int) and outside_peak_bytes > plan.budget_bytes:
+            raise InfeasibleBudget(
+                f"asked for a step within {format_bytes(plan.budget_bytes)}, found {format_bytes(outside_peak_bytes)} in use inside the `with` block but "
+                "outside of forward and backward: an optimizer step (or evaluation) sets the peak, not activations, and recomputation cannot lower it. "
+                f"Give at least {outside_peak_bytes} B, or move it out of the block. {resident_text(trace, extra_bytes)}",
+                budget_bytes=plan.budget_bytes,
+                least_bytes=outside_peak_bytes,
+            )
+        return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
+
+    def _plan_within(self, trace: Trace, budget: Budget, extra_bytes: int) -> Plan:
+        """The plan for a budget; without moves where a tier has failed and the budget can be met so."""
+        offload = self._offload_from(trace.device)
+        codecs = codec_channels(trace, budget, self.solver, self.compress)
+        if offload is not None and offload.has_failed:
+            with suppress(InfeasibleBudget):
+                return plan_for(trace, budget, self.solver, extra_bytes, codecs)
+        return plan_for(trace, budget, self.solver, extra_bytes, (*(() if offload is None else offload.channels), *codecs))
+
+    def _offload_from(self, device: str) -> Offload | None:
+        """Where a step on this device may offload to; opened now where that was not yet known."""
+        kind = torch.device(device).type
+        if self._places and kind != self._opened_for:
+            self._session.movers.offload = opened(self._places, device)
+            self._opened_for = kind
+        return self._session.movers.offload
+
+    def _budget_for(self, trace: Trace, extra_bytes: int) -> Budget:
+        """The budget for a step of this shape: a share of a small step is no less than what a larger one was given in bytes."""
+        if not isinstance(self.budget, float):
+            return self.budget
+        own = budget_in_bytes(trace, self.budget, simulate(trace, (0,) * len(trace.values)).peak_bytes, extra_bytes)
+        return max(own, self._promised_bytes)
+
+
+def describe_plan(plan: Plan) -> str:
+    """A plan in a line: all of it is predicted."""
+    return (
+        f"budget {format_bytes(plan.budget_bytes)}, peak {format_bytes(plan.peak_bytes)} of plain {format_bytes(plan.plain_peak_bytes)}, "
+        f"{plan.overhead:+.1%} time, {format_bytes(plan.kept_bytes)} kept, {format_bytes(plan.recomputed_bytes)} recomputed, solver {plan.solver}"
+    )
