@@ -200,6 +200,8 @@ class FrontierPoint:
 class Frontier:
     """The least time that ``auto`` found for each peak, from the least peak worth its time to the plain step: peaks rise, times fall.
 
+    ``alone``: the same without offloading, where there is a place to offload to.
+
     Example:
         >>> import torch, punar
         >>> model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(8)])
@@ -212,6 +214,7 @@ class Frontier:
 
     profile: Profile
     points: tuple[FrontierPoint, ...]
+    alone: Frontier | None = None
     _channels: tuple[Channel, ...] = field(default=(), repr=False)
 
     def at(self, budget: Budget) -> Plan:
@@ -223,12 +226,21 @@ class Frontier:
         """
         return plan_for(self.profile.trace, check_budget(budget), channels=self._channels)
 
+    def time_at(self, peak_bytes: int) -> int | None:
+        """The least time known within a peak, in ns; None where no point is."""
+        return min((point.time_ns for point in self.points if point.peak_bytes <= peak_bytes), default=None)
+
     def __str__(self) -> str:
         rows = [
             (format_bytes(point.peak_bytes), format_seconds(point.time_ns), f"{point.overhead:.1%}", format_seconds(point.bound_ns))
             for point in self.points
         ]
-        return format_columns(("predicted peak", "predicted time", "extra", "no plan below"), rows)
+        header = ("predicted peak", "predicted time", "extra", "no plan below")
+        if self.alone is None:
+            return format_columns(header, rows)
+        times = [self.alone.time_at(point.peak_bytes) for point in self.points]
+        beside = ["-" if ns is None else format_seconds(ns) for ns in times]
+        return format_columns((*header, "without offloading"), [(*row, text) for row, text in zip(rows, beside, strict=True)])
 
 
 def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress = EXACT) -> Frontier:
@@ -236,6 +248,7 @@ def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress
 
     Its plans take about one extra forward pass at most; a budget below its first point may still be met when ``at`` is asked.
     ``offload``, ``compress``: as ``Remat`` takes them; without the first, and with ``()`` for the second, the curve is that of recomputing alone.
+    With the first, ``alone`` of what is returned is the curve without it.
 
     Raises:
         UsageError: this is no profile, or ``offload`` is no place, or ``compress`` no way to.
@@ -258,5 +271,6 @@ def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress
             )
             for p, bound in points
         ),
+        alone=None if offload is None else frontier(profile, compress=compress),
         _channels=channels,
     )

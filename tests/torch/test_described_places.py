@@ -32,6 +32,21 @@ def test_each_place_has_the_speed_described(profile: punar.Profile, offload: str
     assert found.points[0].peak_bytes <= punar.frontier(profile, compress=()).points[0].peak_bytes
 
 
+def test_a_frontier_shows_both_curves(profile: punar.Profile) -> None:
+    found = punar.frontier(profile, offload="cpu", compress=())
+    assert found.alone is not None
+    assert found.alone.alone is None
+    assert [(p.peak_bytes, p.time_ns) for p in found.alone.points] == [
+        (p.peak_bytes, p.time_ns) for p in punar.frontier(profile, compress=()).points
+    ]
+    times = [(found.time_at(point.peak_bytes), point.time_ns) for point in found.alone.points]
+    assert all(moved is not None and moved <= alone for moved, alone in times)
+    assert any(moved < alone for moved, alone in times if moved is not None)
+    header, *rows = str(found).splitlines()
+    assert header.endswith("without offloading")
+    assert [row.endswith("-") for row in rows] == [point.peak_bytes < found.alone.points[0].peak_bytes for point in found.points]
+
+
 def test_moving_to_fast_memory_is_planned(profile: punar.Profile) -> None:
     moved, recomputed = (punar.solve(profile, budget="min", offload=offload) for offload in ("cpu:2 GiB", None))
     assert moved.moves

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from punar.cli.options import Compress, Json, Offload, compress_by, offload_to
 from punar.cli.output import emit, emit_json, say
 from punar.units import format_bytes
+
+if TYPE_CHECKING:
+    from punar import Frontier
 
 
 def frontier(
@@ -18,7 +21,7 @@ def frontier(
     compress: Compress = None,
     json: Json = False,
 ) -> None:
-    """Prints the least time known at each peak, for a trace that `punar profile` wrote."""
+    """Prints the least time known at each peak, for a trace that `punar profile` wrote; with --offload beside what it is without."""
     import punar
 
     ways = compress_by(compress)
@@ -32,5 +35,9 @@ def frontier(
     if not json:
         emit(str(found))
         return
+    emit_json({"points": _points(found), "alone": None if found.alone is None else _points(found.alone)})
+
+
+def _points(found: Frontier) -> list[dict[str, float]]:
     names = ("peak_bytes", "time_ns", "bound_ns", "overhead")
-    emit_json({"points": [{name: getattr(point, name) for name in names} for point in found.points]})
+    return [{name: getattr(point, name) for name in names} for point in found.points]
