@@ -115,7 +115,7 @@ def _tell_plan(remat: Remat, *, is_json: bool) -> None:
         return
     emit_plan(plan)
     points = punar.frontier(punar.Profile(trace=trace), compress=remat.compress).points
-    shown = points[:: max(1, len(points) // 8)]
+    shown = points[:: -max(1, len(points) // 8)][::-1]  # with the last one, which keeps all
     say("without offloading, other budgets would cost:")
     emit_table(
         ("peak of the whole step", "time, predicted", "above plain"),

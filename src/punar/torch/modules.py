@@ -14,6 +14,9 @@ _CALL = torch.nn.Module._call_impl.__code__
 _NOT_THE_USERS = ("torch.", "punar.torch.")
 """Modules by the names they begin with, whose lines say nothing of the model."""
 
+_NOBODYS = ("punar.api.", "punar.verification.")
+"""Those that run a step by themselves."""
+
 
 class ModulePaths:
     """Names the innermost module that is running, such as ``GPT.layers.3.mlp.0``."""
@@ -45,7 +48,7 @@ class SourceLines:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_NOT_THE_USERS):
             frame = frame.f_back
-        if frame is None:
+        if frame is None or f"{frame.f_globals.get('__name__')}.".startswith(_NOBODYS):
             return ""
         path = frame.f_code.co_filename
         name = self._files.get(path)
