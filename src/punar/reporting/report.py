@@ -112,8 +112,8 @@ class Report:
         lines = [f"punar report, device {self.device}, budget {self._budget_text()}"]
         if self.obeyed is None and self.traced is None and self.ignored is None:
             return lines[0] + "\nno step has finished yet"
-        lines.append(format_columns(("", "predicted", "measured"), self._rows(), left=1))
-        lines.extend(self._notes())
+        lines.append(format_columns(("", "predicted", "measured"), self.rows(), left=1))
+        lines.extend(self.notes())
         return "\n".join(lines)
 
     def _budget_text(self) -> str:
@@ -121,7 +121,8 @@ class Report:
             return self.budget
         return f"{self.budget} = {format_bytes(self.plan.budget_bytes)} of the whole step, solver {self.plan.solver}"
 
-    def _rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[tuple[str, str, str]]:
+        """What, as predicted and as measured, for people."""
         plan, seen = self.plan, self.obeyed
         moves = (("moved_bytes", "moved, both ways"), ("coded_bytes", "compressed"))
         moved = [
@@ -141,7 +142,8 @@ class Report:
             *moved,
         ]
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """Sentences about what the rows count and what they leave out."""
         notes = []
         if self.obeyed:
             notes.append(f"measured: highest peak and median time of {count(self.obeyed.steps, 'step')}")
