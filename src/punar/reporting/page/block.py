@@ -16,15 +16,15 @@ from punar.reporting.explain.places import OUTSIDE
 MOST_NODES = 120
 """How many operators are drawn at most."""
 
-Fate = Literal["before", "kept", "recomputed", "moved", "compressed", "not needed"]
-FATES: tuple[Fate, ...] = ("kept", "recomputed", "moved", "compressed", "not needed", "before")
+Fate = Literal["made before the block", "kept", "recomputed", "moved", "compressed", "not needed"]
+FATES: tuple[Fate, ...] = ("kept", "recomputed", "moved", "compressed", "not needed", "made before the block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One operator. Units: bytes that it allocates as results, nanoseconds.
 
-    ``fate``: what becomes of what it makes: ``not needed`` by backward, or, of an operator in front of the block, ``before``. ``layer``: one below the
+    ``fate``: what becomes of what it makes: ``not needed`` by backward, or, of an operator in front of the block, ``made before the block``. ``layer``: one below the
     lowest that it reads from; ``place``: in the layer, with its middle at 0.
     """
 
@@ -73,7 +73,7 @@ def block_of(trace: Trace, plan: Plan | None, planned: Playback) -> Block | None
             name=op.name,
             module=op.module or OUTSIDE,
             source=op.source,
-            fate="before" if op.id in before else fates.get(op.id, "not needed"),
+            fate="made before the block" if op.id in before else fates.get(op.id, "not needed"),
             bytes=sum(trace.storages[trace.values[value].storage].bytes for value in op.outputs if not trace.values[value].version),
             time_ns=op.time_ns,
             layer=layers[op.id],

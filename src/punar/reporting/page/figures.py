@@ -49,7 +49,7 @@ FATE_COLORS: dict[Fate, str] = {
     "moved": "#8b5cf6",
     "compressed": "#cc79a7",
     "not needed": "#8c8c8c",
-    "before": "#6b7280",
+    "made before the block": "#6b7280",
 }
 
 OURS, BOUND, PEERS, CHOSEN = "#3a86c8", "#8c8c8c", "#e69f00", "#d9603b"
@@ -72,6 +72,8 @@ def draw_curve(curve: Curve) -> Any:
     drawn, _ = peers_drawn(curve)
     shown: list[CurvePoint | NamedPoint] = [*curve.points, *drawn, *([curve.chosen] if curve.chosen else [])]
     unit, scale = byte_unit(max(point.peak_bytes for point in shown))
+    low, high = (of(point.peak_bytes for point in shown) / scale for of in (min, max))
+    room = 0.05 * (high - low) or 0.05 * high
     span = max(1.0, 100 * max(point.overhead for point in shown))
     figure = _figure(340, x_axis_label=f"peak of the whole step, {unit}", y_axis_label="extra time, %", y_range=(-0.08 * span, 1.12 * span))
     about = [("", "@name"), ("peak", "@size"), ("extra time", "@overhead{0.0}%")]
