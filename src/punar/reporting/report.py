@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Protocol
 
+from punar.markup import html_table
 from punar.plan.plan import Plan
 from punar.reporting.table import format_columns
 from punar.units import format_bytes, format_seconds
@@ -115,6 +116,12 @@ class Report:
         lines.append(format_columns(("", "predicted", "measured"), self.rows(), left=1))
         lines.extend(self.notes())
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title = f"punar report, device {self.device}, budget {self._budget_text()}"
+        if self.obeyed is None and self.traced is None and self.ignored is None:
+            return html_table(title, (), (), notes=("no step has finished yet",))
+        return html_table(title, ("", "predicted", "measured"), self.rows(), notes=self.notes())
 
     def _budget_text(self) -> str:
         if self.plan is None:

@@ -75,7 +75,13 @@ def draw_curve(curve: Curve) -> Any:
     low, high = (of(point.peak_bytes for point in shown) / scale for of in (min, max))
     room = 0.05 * (high - low) or 0.05 * high
     span = max(1.0, 100 * max(point.overhead for point in shown))
-    figure = _figure(340, x_axis_label=f"peak of the whole step, {unit}", y_axis_label="extra time, %", y_range=(-0.08 * span, 1.12 * span))
+    figure = _figure(
+        340,
+        x_axis_label=f"peak of the whole step, {unit}",
+        y_axis_label="extra time, %",
+        x_range=(low - room, high + 3 * room),  # the names stand on the right
+        y_range=(-0.08 * span, 1.12 * span),
+    )
     about = [("", "@name"), ("peak", "@size"), ("extra time", "@overhead{0.0}%")]
     ours = _points(curve.points, scale)
     figure.line("x", "bound", source=ours, color=BOUND, line_dash="dashed", width=2)
