@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from punar.arguments import EXACT
 from punar.ir import Trace
 from punar.plan import Plan
+from punar.plan.playback import Playback
 from punar.planning import codec_channels
 from punar.profiles import Profile, explain, trace_of
 from punar.reporting.explain import check_plan
@@ -46,7 +47,7 @@ def page_of(profile: Profile, plan: Plan | None = None, *, report: Report | None
     memory = memory_of(trace, None, end_ns=plain.end_ns)
     return Page(
         explanation=explanation,
-        curve=_curve(trace, plan),
+        curve=_curve(trace, plan, planned),
         plain=memory,
         planned=memory if plan is None else memory_of(trace, plan, end_ns=planned.end_ns),
         modules=modules_of(trace, plain, planned, explanation.choices),
@@ -56,8 +57,8 @@ def page_of(profile: Profile, plan: Plan | None = None, *, report: Report | None
     )
 
 
-def _curve(trace: Trace, plan: Plan | None) -> Curve:
-    """The frontier by all ways that the plan may use, with the plan and the peers on it."""
+def _curve(trace: Trace, plan: Plan | None, planned: Playback) -> Curve:
+    """The frontier with the plan and the peers on it: by the ways that the plan was given to move and compress, else by the exact codecs."""
     channels: tuple[Channel, ...] = codec_channels(trace, "min", "auto", EXACT)
     if plan is not None and plan.channels:
         channels = plan.channels
@@ -68,5 +69,8 @@ def _curve(trace: Trace, plan: Plan | None) -> Curve:
     )
     found = {(plan.peak_bytes, plan.overhead): name for name in reversed(PEERS) for plan in [solve_trace(trace, _ANY_BUDGET, name)]}
     peers = tuple(NamedPoint(name=name, peak_bytes=size, overhead=overhead) for (size, overhead), name in found.items())
-    chosen = None if plan is None else NamedPoint(name=f"this plan ({plan.solver})", peak_bytes=plan.peak_bytes, overhead=plan.overhead)
+    chosen = None
+    if plan is not None:  # by the times that the curve is of: the plan's own may be older
+        cost = planned.cost
+        chosen = NamedPoint(name=f"this plan ({plan.solver})", peak_bytes=cost.peak_bytes, overhead=cost.time_ns / plain_ns - 1)
     return Curve(points=points, chosen=chosen, peers=tuple(reversed(peers)))

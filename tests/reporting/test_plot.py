@@ -57,6 +57,25 @@ def test_memory_reaches_the_peak_and_names_its_kinds(profile: punar.Profile) -> 
     assert not any("recomputed" in text.get_text() for text in profile.timeline().plot(Figure().subplots()).get_legend().get_texts())
 
 
+def test_memory_counts_what_is_resident_since() -> None:
+    """An optimizer makes its state in its first step, after the step was recorded."""
+    import torch
+
+    from tests.torch.models import WIDTH, make_blocks
+
+    model, remat = make_blocks(4), punar.Remat(budget=0.5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        with remat:
+            model(torch.randn(512, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert remat.plan is not None
+    assert remat.trace is not None
+    assert remat.plan.resident_bytes > remat.trace.resident_bytes
+    assert remat.timeline().playback.peak.bytes == remat.plan.peak_bytes
+
+
 def test_what_cannot_be_drawn_on_is_refused(profile: punar.Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = Timeline.of(profile.trace)
     with pytest.raises(UsageError, match=r"give a path that ends in one of \.png, \.svg, \.pdf"):

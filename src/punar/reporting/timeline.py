@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class Timeline:
         check_plan(trace, plan)
         if plan is None:
             return cls(title=f"plain step, {trace.device}", playback=play(trace, (0,) * len(trace.values)), _trace=trace)
+        if plan.resident_bytes > trace.resident_bytes:  # a Remat's plan may count more than was there when its step was recorded
+            trace = replace(trace, resident_bytes=plan.resident_bytes)
         playback = play(trace, plan.hold_from, is_closed=True, moves=plan.moves, channels=plan.channels)
         title = f"step within {format_bytes(plan.budget_bytes)}, solver {plan.solver}, {trace.device}"
         return cls(title=title, playback=playback, _trace=trace, _channels=plan.channels, _plan=plan)

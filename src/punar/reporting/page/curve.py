@@ -28,7 +28,7 @@ class NamedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The frontier by rising peak. ``chosen``: the plan that the page is of, None for the plain step. ``peers``: solvers of the literature."""
+    """The frontier by rising peak. ``chosen``: the plan that the page is of, by the same times, None for the plain step. ``peers``: solvers of the literature."""
 
     points: tuple[CurvePoint, ...]
     chosen: NamedPoint | None
