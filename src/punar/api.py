@@ -13,11 +13,14 @@ from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading, check_b
 from punar.costs import Device, find_device, timed_on, with_scratch
 from punar.errors import UsageError
 from punar.ir import Trace
+from punar.markup import html_table
 from punar.plan import Plan
 from punar.plan.moves import Channel
 from punar.planning import channels_to, codec_channels, plan_for
 from punar.profiles import Profile, trace_of
 from punar.remat import Remat
+from punar.reporting.page import Curve, CurvePoint
+from punar.reporting.plot import plot_curve
 from punar.reporting.table import format_columns
 from punar.solvers import frontier_points
 from punar.solvers import solve as solve_trace
@@ -26,6 +29,8 @@ from punar.torch.session import LEARNED_AFTER
 from punar.torch.sharding import STAGES, sharded, share
 from punar.torch.state import StateSnapshot, restored, run_step
 from punar.units import format_bytes, format_seconds
+
+_COLUMNS = ("predicted peak", "predicted time", "extra", "no plan below")
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """How many numbers of a parameter's dtype torch's optimizers keep for each of its own."""
@@ -230,17 +235,41 @@ class Frontier:
         """The least time known within a peak, in ns; None where no point is."""
         return min((point.time_ns for point in self.points if point.peak_bytes <= peak_bytes), default=None)
 
+    def plot(self, target: Any) -> Any:
+        """Draws the curve and the bound under it, with matplotlib; returns the axes.
+
+        Args:
+            target: the path of a file that ends in ``.png``, ``.svg`` or ``.pdf``, or axes of matplotlib's.
+
+        Raises:
+            UsageError: the target is neither.
+            MissingDependency: matplotlib is not installed.
+            PlanError: the file cannot be written.
+        """
+        plain_ns = max(self.profile.trace.plain_time_ns, 1)
+        points = (CurvePoint(peak_bytes=p.peak_bytes, overhead=p.overhead, bound=p.bound_ns / plain_ns - 1) for p in self.points)
+        return plot_curve(Curve(points=tuple(points), chosen=None, peers=()), target)
+
     def __str__(self) -> str:
-        rows = [
+        return format_columns(self._columns, self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Frontier, {self.profile.trace.device}", self._columns, self._rows(), left=0)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return _COLUMNS if self.alone is None else (*_COLUMNS, "without offloading")
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [
             (format_bytes(point.peak_bytes), format_seconds(point.time_ns), f"{point.overhead:.1%}", format_seconds(point.bound_ns))
             for point in self.points
         ]
-        header = ("predicted peak", "predicted time", "extra", "no plan below")
         if self.alone is None:
-            return format_columns(header, rows)
+            return rows
         times = [self.alone.time_at(point.peak_bytes) for point in self.points]
         beside = ["-" if ns is None else format_seconds(ns) for ns in times]
-        return format_columns((*header, "without offloading"), [(*row, text) for row, text in zip(rows, beside, strict=True)])
+        return [(*row, text) for row, text in zip(rows, beside, strict=True)]
 
 
 def frontier(profile: Profile, *, offload: Offloading = None, compress: Compress = EXACT) -> Frontier:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -29,6 +30,7 @@ from punar.arguments import (
 )
 from punar.errors import InfeasibleBudget, UsageError
 from punar.ir import Trace
+from punar.pages import page_of
 from punar.plan import Plan, simulate
 from punar.plan.moves import Channel
 from punar.planning import budget_in_bytes, codec_channels, held_text, moved, plan_for, resident_text
@@ -320,10 +322,23 @@ class Remat:
         """The last recorded step."""
         return self._session.trace
 
-    def report(self) -> Report:
-        """What was planned and what was measured; ``str()`` of it is a text."""
+    def report(self, *, html: str | Path | None = None) -> Report:
+        """What was planned and what was measured; ``str()`` of it is a text.
+
+        Args:
+            html: where to write it as a page besides, with the last recorded step under the plan in force: the frontier, memory over time, modules,
+                the plan of one block, predicted and measured peaks. It asks the network for nothing. Needs the extra ``report``.
+
+        Raises:
+            UsageError: a page was asked for, and no step has been recorded.
+            MissingDependency: a page was asked for, and bokeh or jinja2 is not installed.
+            PlanError: the page cannot be written.
+        """
         is_given = self._session.fixed is not None
-        return Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
+        report = Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
+        if html is not None:
+            page_of(self._up_to_date("report on"), self.plan, report=report, steps=self.stats).save(html)
+        return report
 
     def explain(self) -> Explanation:
         """Why the last recorded step needs the memory it does, and why the plan in force does what it does; ``str()`` of it is a text.
@@ -331,11 +346,15 @@ class Remat:
         Raises:
             UsageError: no step has been recorded.
         """
-        trace, plan = self._recorded("explain").trace, self.plan
-        if plan is not None and plan.resident_bytes > trace.resident_bytes:  # the optimizer may have made its state since
+        return explain(self._up_to_date("explain"), self.plan)
+
+    def _up_to_date(self, verb: str) -> Profile:
+        """The last recorded step, with the state that the optimizer may have made since."""
+        trace, plan = self._recorded(verb).trace, self.plan
+        if plan is not None and plan.resident_bytes > trace.resident_bytes:
             since = plan.resident_bytes - trace.resident_bytes + int(trace.meta["optimizer_bytes"])
             trace = replace(trace, meta=trace.meta | {"optimizer_bytes": str(min(since, self._session.optimizer_bytes))})
-        return explain(Profile(trace=trace), plan)
+        return Profile(trace=trace)
 
     def timeline(self) -> Timeline:
         """The last recorded step under the plan in force, as it is predicted: ``save`` writes it for Perfetto.

@@ -68,3 +68,15 @@ def format_seconds(time_ns: float) -> str:
         if abs(time_ns) >= scale:
             return f"{time_ns / scale:.2f} {unit}"
     return f"{time_ns:.0f} ns"
+
+
+def byte_unit(size: int) -> tuple[str, int]:
+    """The binary unit that ``format_bytes`` would write a size in, and its bytes: for axes, whose numbers share one unit."""
+    units = (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1))
+    return next(((unit, 1024**power) for unit, power in units if abs(size) >= 1024**power), ("B", 1))
+
+
+def second_unit(time_ns: float) -> tuple[str, int]:
+    """The unit that ``format_seconds`` would write a time in, and its nanoseconds."""
+    units = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
+    return next(((unit, scale) for unit, scale in units if abs(time_ns) >= scale), ("ns", 1))

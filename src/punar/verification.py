@@ -10,6 +10,7 @@ import torch
 from punar.api import check_step, profile, solve
 from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading
 from punar.errors import PlanMismatch, UsageError, VerificationError
+from punar.markup import html_table
 from punar.plan import Plan
 from punar.remat import Remat
 from punar.reporting.report import count
@@ -72,6 +73,17 @@ class Verification:
             else "two plain steps differ already: the model is not deterministic"
         )
         return f"NOT identical: {cause}: {listed} ({peaks}; {replays})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("identical bit for bit", "yes" if self.is_identical else "NO"),
+            ("as promised", "yes" if self.is_as_promised else "NO"),
+            ("deterministic", "yes" if self.is_deterministic else "NO"),
+            ("peak, measured", format_bytes(self.measured_peak_bytes)),
+            ("peak, predicted", format_bytes(self.plan.peak_bytes)),
+            ("operators replayed", str(self.replayed_operators)),
+        ]
+        return html_table("Verification", ("", "step under the plan"), rows, notes=(str(self),))
 
     def raise_if_different(self) -> None:
         """Raises ``VerificationError`` where the step is not identical, nor rounded as asked."""

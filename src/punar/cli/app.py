@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from punar import __version__
-from punar.cli import calibrate, demo, explain, frontier, profile, run, solve, verify
+from punar.cli import calibrate, demo, explain, frontier, profile, report, run, solve, verify
 from punar.cli.output import emit
 
 HELP = "Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical."
@@ -40,6 +40,7 @@ app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
 app.command("frontier")(frontier.frontier)
 app.command("profile")(profile.profile)
+app.command("report")(report.report)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("solve")(solve.solve)
 app.command("verify")(verify.verify)

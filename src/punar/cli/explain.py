@@ -31,7 +31,7 @@ def explain(
     import punar
 
     found = punar.Profile.load(profile)
-    obeyed = punar.Plan.load(plan) if plan is not None else _solved(found, asked, offload, compress)
+    obeyed = punar.Plan.load(plan) if plan is not None else solved(found, asked, offload, compress)
     explanation = punar.explain(found, obeyed)
     if trace is not None:
         found.timeline(obeyed).save(trace)
@@ -42,7 +42,7 @@ def explain(
         _print(explanation)
 
 
-def _solved(profile: Profile, budget: str | float | int | None, offload: list[str] | None, compress: list[str] | None) -> Plan | None:
+def solved(profile: Profile, budget: str | float | int | None, offload: list[str] | None, compress: list[str] | None) -> Plan | None:
     """The plan for a budget; None where none was asked for."""
     if budget is None:
         return None

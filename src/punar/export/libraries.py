@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from punar.errors import MissingDependency
+from punar import extras
 
 
 def imported(module: str, package: str, extra: str) -> Any:
@@ -14,10 +13,4 @@ def imported(module: str, package: str, extra: str) -> Any:
     Raises:
         MissingDependency: it is not installed.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingDependency(
-            f"asked to export to {extra}, which needs the package {package}; it is not installed here ({error}): "
-            f"run 'pip install {package}', or install punar with its extra [{extra}]"
-        ) from error
+    return extras.imported(module, package, extra, asked=f"export to {extra}")

@@ -14,9 +14,11 @@ from punar.errors import PlanError
 from punar.ir.fields import Field, FieldError
 from punar.ir.lineage import NEVER, close, recorded_ops
 from punar.ir.trace import Trace, read_json
+from punar.markup import html_table
 from punar.plan.codecs import codec_of
 from punar.plan.moves import Channel, Move, rounded
 from punar.plan.simulate import Simulation, simulate
+from punar.units import format_bytes, format_seconds
 
 FORMAT = "punar-plan"
 VERSION = 3
@@ -141,6 +143,18 @@ class Plan:
     def overhead(self) -> float:
         """Predicted extra time as a ratio to the plain step: 0.1 is a tenth slower."""
         return self.time_ns / max(self.plain_time_ns, 1) - 1
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("peak of the whole step", format_bytes(self.peak_bytes), format_bytes(self.plain_peak_bytes)),
+            ("time of its operators", f"{format_seconds(self.time_ns)} ({self.overhead:+.1%})", format_seconds(self.plain_time_ns)),
+            ("kept for backward", format_bytes(self.kept_bytes), "-"),
+            ("recomputed", f"{format_bytes(self.recomputed_bytes)} by {self.replayed_ops} operators", "-"),
+        ]
+        rows += [("moved, both ways", format_bytes(self.moved_bytes), "-")] if self.moved_bytes else []
+        rows += [("compressed", format_bytes(self.coded_bytes), "-")] if self.coded_bytes else []
+        title = f"Plan of solver {self.solver} for {format_bytes(self.budget_bytes)}, predicted"
+        return html_table(title, ("", "planned", "plain"), rows)
 
     def to_json(self) -> str:
         """Writes the plan as JSON; ``from_json`` reads it back equal."""

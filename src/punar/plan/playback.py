@@ -86,7 +86,7 @@ def play(
     """
     closed = hold_from if is_closed else close(trace, hold_from, rounded(moves, channels))
     cost = simulate(trace, closed, is_closed=True, moves=moves, channels=channels)
-    witness = _Witness(trace, closed, cost.peak_bytes - trace.resident_bytes)
+    witness = Witness(trace, closed, cost.peak_bytes - trace.resident_bytes)
     witness.move(moves, channels)
     copies: list[Copy] = []
     witness.copies.runs = copies
@@ -102,7 +102,7 @@ def play(
     )
 
 
-class _Witness(Judge):
+class Witness(Judge):
     """A judge that writes down what it sees. ``most_bytes``: the peak of the step's own bytes, at which it looks around."""
 
     def __init__(self, trace: Trace, hold_from: Sequence[int], most_bytes: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Protocol
 
+from punar.markup import html_table
 from punar.plan.plan import Plan
 from punar.reporting.table import format_columns
 from punar.units import format_bytes, format_seconds
@@ -112,16 +113,23 @@ class Report:
         lines = [f"punar report, device {self.device}, budget {self._budget_text()}"]
         if self.obeyed is None and self.traced is None and self.ignored is None:
             return lines[0] + "\nno step has finished yet"
-        lines.append(format_columns(("", "predicted", "measured"), self._rows(), left=1))
-        lines.extend(self._notes())
+        lines.append(format_columns(("", "predicted", "measured"), self.rows(), left=1))
+        lines.extend(self.notes())
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title = f"punar report, device {self.device}, budget {self._budget_text()}"
+        if self.obeyed is None and self.traced is None and self.ignored is None:
+            return html_table(title, (), (), notes=("no step has finished yet",))
+        return html_table(title, ("", "predicted", "measured"), self.rows(), notes=self.notes())
 
     def _budget_text(self) -> str:
         if self.plan is None:
             return self.budget
         return f"{self.budget} = {format_bytes(self.plan.budget_bytes)} of the whole step, solver {self.plan.solver}"
 
-    def _rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[tuple[str, str, str]]:
+        """What, as predicted and as measured, for people."""
         plan, seen = self.plan, self.obeyed
         moves = (("moved_bytes", "moved, both ways"), ("coded_bytes", "compressed"))
         moved = [
@@ -141,7 +149,8 @@ class Report:
             *moved,
         ]
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """Sentences about what the rows count and what they leave out."""
         notes = []
         if self.obeyed:
             notes.append(f"measured: highest peak and median time of {count(self.obeyed.steps, 'step')}")

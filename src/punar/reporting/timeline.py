@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from punar.plan.moves import Channel, Copy
 from punar.plan.plan import Plan, write_text
 from punar.plan.playback import Playback, Run, play
 from punar.reporting.explain import check_plan
+from punar.reporting.page import memory_of
+from punar.reporting.plot import plot_memory
 from punar.units import format_bytes
 
 FORWARD, BACKWARD, REPLAY, FIRST_CHANNEL = 1, 2, 3, 4
@@ -38,6 +40,7 @@ class Timeline:
     playback: Playback
     _trace: Trace = field(repr=False)
     _channels: tuple[Channel, ...] = field(default=(), repr=False)
+    _plan: Plan | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, trace: Trace, plan: Plan | None = None) -> Timeline:
@@ -50,9 +53,11 @@ class Timeline:
         check_plan(trace, plan)
         if plan is None:
             return cls(title=f"plain step, {trace.device}", playback=play(trace, (0,) * len(trace.values)), _trace=trace)
+        if plan.resident_bytes > trace.resident_bytes:  # a Remat's plan may count more than was there when its step was recorded
+            trace = replace(trace, resident_bytes=plan.resident_bytes)
         playback = play(trace, plan.hold_from, is_closed=True, moves=plan.moves, channels=plan.channels)
         title = f"step within {format_bytes(plan.budget_bytes)}, solver {plan.solver}, {trace.device}"
-        return cls(title=title, playback=playback, _trace=trace, _channels=plan.channels)
+        return cls(title=title, playback=playback, _trace=trace, _channels=plan.channels, _plan=plan)
 
     def to_dict(self) -> dict[str, Any]:
         """The trace event file as JSON-able data."""
@@ -75,6 +80,19 @@ class Timeline:
             PlanError: the file cannot be written.
         """
         write_text(path, json.dumps(self.to_dict()))
+
+    def plot(self, target: Any) -> Any:
+        """Draws memory over time by kind, with matplotlib; returns the axes.
+
+        Args:
+            target: the path of a file that ends in ``.png``, ``.svg`` or ``.pdf``, or axes of matplotlib's.
+
+        Raises:
+            UsageError: the target is neither.
+            MissingDependency: matplotlib is not installed.
+            PlanError: the file cannot be written.
+        """
+        return plot_memory(memory_of(self._trace, self._plan, end_ns=self.playback.end_ns), self.title, target)
 
     def _names(self) -> Iterator[dict[str, Any]]:
         yield {"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": f"punar, predicted: {self.title}"}}

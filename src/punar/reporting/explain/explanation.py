@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from punar.errors import PlanMismatch, UsageError
 from punar.ir.trace import Trace
+from punar.markup import html_table
 from punar.plan.plan import Plan
 from punar.plan.playback import Peak, Playback, play
 from punar.reporting.explain.advice import Advice, advise, floor_of
@@ -104,6 +105,11 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n\n".join(map(_section_text, self.sections()))
+
+    def _repr_html_(self) -> str:
+        empty = Table((), (), 0)
+        parts = ((section, section.table or empty) for section in self.sections())
+        return "".join(html_table(s.title, table.header, table.rows, left=table.left, notes=s.notes) for s, table in parts)
 
     def _title(self) -> str:
         if self.budget_bytes is None:
