@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,9 @@ OnTrial = Callable[[Trial], object]
 
 MOST = 1 << 20
 """No larger size is tried where nobody says how large one may be."""
+
+_FIRST: dict[Goal, int] = {"batch": 1, "length": 64, "throughput": 1}
+"""The size to begin with."""
 
 _CONFIRMED = 3
 """How many of the fastest candidates are run."""
@@ -50,7 +52,7 @@ def fit(
     zero_stage: int = 3,
     offload: Offloading = None,
     compress: Compress = EXACT,
-    start: int = 1,
+    start: int | None = None,
     multiple_of: int = 1,
     most: int = MOST,
     total: int | None = None,
@@ -72,7 +74,7 @@ def fit(
         device: a device that need not be here; None for the one that the model is on.
         optimizer: whose state is counted beside what is there; with or without a device. shards, zero_stage: as for ``profile``, with a device.
         offload, compress: as ``solve`` takes them.
-        start: the size to begin with. multiple_of: what sizes are multiples of. most: the largest that may be.
+        start: the size to begin with; 1 where nobody says, or a length of 64. multiple_of: what sizes are multiples of. most: the largest that may be.
         total: with ``"throughput"``, samples of an optimizer's step: only batches that divide it are compared, accumulated as often as needed. Without it, batches are
             compared alone and accumulated to at least the largest that fits.
         optimizer_ns: with ``"throughput"``, what an optimizer's step takes, which is added once for all batches that are accumulated.
@@ -107,6 +109,7 @@ def fit(
         )
     if maximize not in GOALS:
         raise UsageError(f"asked to maximize {maximize!r}; give one of {', '.join(map(repr, GOALS))}")
+    start = _FIRST[maximize] if start is None else start
     sizes = {"start": start, "multiple_of": multiple_of, "most": most, "trials": trials, "total": 1 if total is None else total}
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

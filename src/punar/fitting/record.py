@@ -132,9 +132,14 @@ class Fit:
             return "larger ones were not tried"
         return f"{self.next_size} would need {format_bytes(self.next_peak_bytes - self.budget_bytes)} more than that"
 
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The table's columns."""
+        return HEADER
+
     def rows(self) -> list[tuple[str, ...]]:
         """The table's cells under ``HEADER``: the candidates, best first, or all trials by size."""
         return [trial.row() for trial in self.candidates or self.trials]
 
     def __str__(self) -> str:
-        return f"{self.sentence}\n{format_columns(HEADER, self.rows())}"
+        return f"{self.sentence}\n{format_columns(self.header, self.rows())}"

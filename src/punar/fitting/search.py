@@ -98,9 +98,7 @@ def interpolated(points: list[tuple[int, int]], at: int) -> float:
     return total
 
 
-def largest(
-    least_peak: Callable[[int], int], *, budget_bytes: int, first: int = 1, most: int, degree: int = 1, trials: int
-) -> Bracket:
+def largest(least_peak: Callable[[int], int], *, budget_bytes: int, first: int = 1, most: int, degree: int = 1, trials: int) -> Bracket:
     """Looks at sizes from 1 to ``most`` until the largest whose least peak is within the budget is known, or as often as allowed.
 
     Complexity: O(log most) looks; a few where the peak is near the polynomial.
