@@ -196,7 +196,7 @@ class _Fitting:
             if ran.is_feasible:
                 return self.answer(ran)
             self.learn_excess(ran)
-            self.trials = {key: trial for key, trial in self.trials.items() if not trial.is_feasible and trial.measured_peak_bytes is None}
+            self.trials = {key: trial for key, trial in self.trials.items() if trial.plan is None}
             best = self.search()
         if self.is_confirming:
             raise InfeasibleBudget(
