@@ -17,6 +17,7 @@ import punar
 from punar.cli import main
 from punar.cli.app import app
 from punar.cli.output import Exit
+from punar.fitting import Trial
 from punar.reporting.report import Measured, Report
 from punar.torch.session import StepStats
 from tests.torch.models import WIDTH, make_blocks
@@ -33,6 +34,15 @@ from tests.torch.models import WIDTH, make_blocks
 def make():
     return make_blocks(8), torch.randn(512, WIDTH), lambda model, batch: model(batch).square().mean()
 """
+
+SIZED = (
+    STEP
+    + """
+
+def make_batch(size):
+    return torch.randn(size, WIDTH)
+"""
+)
 
 TRAIN = """
 from step import make
@@ -89,6 +99,7 @@ def test_python_runs_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.
 def test_commands_run_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("step.py").write_text(STEP, encoding="utf-8")
+    Path("sized.py").write_text(SIZED, encoding="utf-8")
     Path("train.py").write_text(TRAIN, encoding="utf-8")
     for line in "".join(blocks(page, "")).splitlines():
         if line.startswith("punar "):
@@ -115,7 +126,7 @@ def test_the_reference_names_all_there_is() -> None:
     names = [
         *punar.__all__,
         *attributes,
-        *(field.name for record in (StepStats, Report, Measured, punar.Verification) for field in fields(record)),
+        *(field.name for record in (StepStats, Report, Measured, punar.Verification, punar.Fit, Trial) for field in fields(record)),
     ]
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

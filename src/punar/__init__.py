@@ -12,6 +12,7 @@ from punar.errors import BudgetError, InfeasibleBudget, PlanError, PunarError
 
 if TYPE_CHECKING:
     from punar.api import Frontier, frontier, profile, solve
+    from punar.fitting import Fit, fit
     from punar.plan import Plan
     from punar.profiles import Profile, explain
     from punar.remat import Remat
@@ -23,12 +24,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Explanation": "punar.reporting.explain",
+    "Fit": "punar.fitting",
     "Frontier": "punar.api",
     "Plan": "punar.plan",
     "Profile": "punar.profiles",
     "Remat": "punar.remat",
     "Verification": "punar.verification",
     "explain": "punar.profiles",
+    "fit": "punar.fitting",
     "frontier": "punar.api",
     "profile": "punar.api",
     "replayable": "punar.torch.replayable",
@@ -39,6 +42,7 @@ _HOMES = {
 __all__ = [
     "BudgetError",
     "Explanation",
+    "Fit",
     "Frontier",
     "InfeasibleBudget",
     "Plan",
@@ -48,6 +52,7 @@ __all__ = [
     "Remat",
     "Verification",
     "explain",
+    "fit",
     "frontier",
     "profile",
     "replayable",

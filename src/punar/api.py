@@ -98,17 +98,49 @@ def _profile_for(
     device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, optimizer: str | float | None, shards: int, zero_stage: int
 ) -> Profile:
     """The profile of a step on a described device."""
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise UsageError(f"asked to spread a step over {shards!r} devices; give a whole number from 1 on")
-    if isinstance(zero_stage, bool) or zero_stage not in STAGES:
-        raise UsageError(f"asked to spread a step by stage {zero_stage!r} of ZeRO; give one of {', '.join(map(str, STAGES))}")
-    is_spread = shards > 1 and zero_stage > 1
-    optimizer_bytes = share(optimizer_state_bytes(model, optimizer), shards)
-    step = trace_fake(model, batch, loss_fn, device=device.torch_name, optimizer_bytes=optimizer_bytes, has_gradients=not is_spread)
+    check_spread(shards, zero_stage)
+    spread = Spread(optimizer=optimizer, shards=shards, zero_stage=zero_stage)
+    return Profile(trace=described_by(device, trace_on(device, model, batch, loss_fn, spread), shards))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What is resident beside a step that is traced without running, and over how many devices: as ``profile`` takes it."""
+
+    optimizer: str | float | None = None
+    shards: int = 1
+    zero_stage: int = 3
+
+
+def trace_on(
+    device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, spread: Spread, *, is_accumulating: bool = False
+) -> Trace:
+    """The trace of a step as it would run on a device, with computed times.
+
+    ``is_accumulating``: whether gradients of all trained parameters are there before; else those that the model has now.
+
+    Raises:
+        UsageError, DataDependentStep: as ``profile``.
+    """
+    shards = spread.shards
+    is_spread = shards > 1 and spread.zero_stage > 1
+    step = trace_fake(
+        model,
+        batch,
+        loss_fn,
+        device=device.torch_name,
+        optimizer_bytes=share(optimizer_state_bytes(model, spread.optimizer), shards),
+        has_gradients=not is_spread,
+        is_accumulating=is_accumulating and not is_spread,
+    )
     if step is None:
         raise _nothing_saved()
-    trace = sharded(step, model, shards, zero_stage) if is_spread else step.trace
-    trace = timed_on(with_scratch(trace) if device.kind == "cuda" else trace, device)
+    trace = sharded(step, model, shards, spread.zero_stage, is_accumulating=is_accumulating) if is_spread else step.trace
+    return timed_on(with_scratch(trace) if device.kind == "cuda" else trace, device)
+
+
+def described_by(device: Device, trace: Trace, shards: int) -> Trace:
+    """The trace with what planning for it must know of a device that is not here."""
     described = {
         "described_device": device.name,
         "memory_bytes": str(device.memory_bytes),
@@ -116,7 +148,15 @@ def _profile_for(
         "disk_bytes_per_s": str(device.disk_bytes_per_second),
         "shards": str(shards),
     }
-    return Profile(trace=replace(trace, meta=trace.meta | described))
+    return replace(trace, meta=trace.meta | described)
+
+
+def check_spread(shards: int, zero_stage: int) -> None:
+    """Raises ``UsageError`` where a step cannot be spread so."""
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        raise UsageError(f"asked to spread a step over {shards!r} devices; give a whole number from 1 on")
+    if isinstance(zero_stage, bool) or zero_stage not in STAGES:
+        raise UsageError(f"asked to spread a step by stage {zero_stage!r} of ZeRO; give one of {', '.join(map(str, STAGES))}")
 
 
 def optimizer_state_bytes(model: torch.nn.Module, optimizer: str | float | None) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from punar import __version__
-from punar.cli import calibrate, demo, explain, frontier, profile, report, run, solve, verify
+from punar.cli import calibrate, compare, demo, explain, fit, frontier, profile, report, run, solve, verify
 from punar.cli.output import emit
 
 HELP = "Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical."
@@ -15,7 +15,6 @@ HELP = "Makes a PyTorch training step fit a memory budget by recomputing activat
 app = typer.Typer(
     name="punar",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,9 +35,12 @@ def options(
 
 
 app.command("calibrate")(calibrate.calibrate)
+app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
+app.command("fit")(fit.fit)
 app.command("frontier")(frontier.frontier)
+app.command("plan", help="Another name of `punar solve`.")(solve.solve)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)

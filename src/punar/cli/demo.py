@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from punar.cli.complete import complete_model
 from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, Seed, Threads, compress_by, offload_to, parse_budget, set_threads
 from punar.cli.output import Exit, emit, emit_table, say, talk
 from punar.cli.source import load_task
@@ -22,7 +23,9 @@ DEFAULT_BUDGETS = ("0.8", "0.6", "0.45", "min")
 
 
 def demo(
-    model: Annotated[str, typer.Option("--model", help="minilm (real weights), gpt2, llama, vit, moe or unet.")] = "minilm",
+    model: Annotated[
+        str, typer.Option("--model", help="minilm (real weights), gpt2, llama, vit, moe or unet.", autocompletion=complete_model)
+    ] = "minilm",
     steps: Annotated[int, typer.Option("--steps", min=2, help="Training steps of each run.")] = 20,
     budget: Annotated[list[str] | None, typer.Option("--budget", help=BUDGET_HELP + " Repeatable.")] = None,
     offload: Offload = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punar.cli.options import Compress, Json, Offload, compress_by, offload_to
-from punar.cli.output import emit, emit_json, say
+from punar.cli.output import emit, emit_json, say, working
 from punar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def frontier(
     import punar
 
     ways = compress_by(compress)
-    profile = punar.Profile.load(trace)
-    with offload_to(offload) as place:
+    with offload_to(offload) as place, working("looking for plans"):
+        profile = punar.Profile.load(trace)
         found = punar.frontier(profile, offload=place, compress=ways)
     if "described_device" in profile.trace.meta:
         memory_bytes = int(profile.trace.meta["memory_bytes"])

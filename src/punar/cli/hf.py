@@ -39,8 +39,17 @@ def load_hf(path: Path, *, batch: int, length: int, dtype: str | None, has_weigh
             f"asked for a causal language model as {path} describes it, which transformers refuses: {error}; "
             "for other models give a Python function, `FILE.py` or `module:function`"
         ) from error
-    tokens = torch.arange(batch * length).view(batch, length) % config.get_text_config().vocab_size
-    return model, tokens, next_token_loss
+    return model, make_tokens(batch, length, config.get_text_config().vocab_size), next_token_loss
+
+
+def make_tokens(batch: int, length: int, vocabulary: int) -> Any:
+    """A batch of tokens.
+
+    Shapes: [batch, length], int64.
+    """
+    import torch
+
+    return torch.arange(batch * length).view(batch, length) % vocabulary
 
 
 def next_token_loss(model: Any, tokens: Any) -> Any:

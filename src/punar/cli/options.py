@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from punar.cli.complete import complete_model, complete_solver
 from punar.cli.output import WrongArgument
 from punar.errors import BudgetError
 from punar.plan.codecs import OPTIONS
@@ -26,8 +27,8 @@ SOURCE_HELP = (
     "configuration, or the name of a demo model."
 )
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
-Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP, autocompletion=complete_model)]
+Solver = Annotated[str, typer.Option("--solver", help="Which solver makes the plan.", autocompletion=complete_solver)]
 OFFLOAD_HELP = (
     'Where activations may be moved: from a CUDA device to "cpu" or "cpu:32 GiB"; from any to "disk" (the folder for temporary files), '
     '"disk:/path" or "disk:/path:500 GiB". Repeatable.'
@@ -42,6 +43,17 @@ Offload = Annotated[list[str] | None, typer.Option("--offload", help=OFFLOAD_HEL
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of weights, batches and dropout.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="Threads that torch computes with.")]
+OPTIMIZER_HELP = (
+    'With --device: whose state is resident, "sgd", "momentum", "adam" or "adamw", or its bytes for each trained number, such as 12.'
+)
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help=OPTIMIZER_HELP)]
+Shards = Annotated[int, typer.Option("--shards", min=1, help="With --device: over how many devices the step's state is spread.")]
+ZeroStage = Annotated[
+    int, typer.Option("--zero-stage", min=1, max=3, help="What is spread: 1 optimizer state, 2 gradients too, 3 parameters too.")
+]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Of hf:CONFIG.json: texts in the batch.")]
+Length = Annotated[int | None, typer.Option("--length", min=2, help="Of hf:CONFIG.json: tokens of each text.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="Of hf:CONFIG.json: the weights', else the configuration's.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", dir_okay=False, help="Where to write it.")]
 
 
@@ -99,6 +111,24 @@ def set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def optimizer_of(text: str | None) -> str | float | None:
+    """Reads whose state is resident: a number is bytes; the rest names an optimizer.
+
+    Raises:
+        WrongArgument: it is neither.
+    """
+    from punar.api import OPTIMIZERS
+
+    if text is None or text in OPTIMIZERS:
+        return text
+    try:
+        return float(text)
+    except ValueError as error:
+        raise WrongArgument(
+            f"asked for the optimizer {text!r}; give one of {', '.join(OPTIMIZERS)}, or the bytes it keeps for each trained number, such as 12"
+        ) from error
 
 
 def check_output(path: Path | None) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from punar.errors import BudgetError, InfeasibleBudget, PunarError, UsageError, VerificationError
 from punar.reporting.table import format_columns, make_table
+
+PATIENCE_SECONDS = 1.0
+"""What takes less is over before anyone asks what it does."""
 
 
 class Exit(enum.IntEnum):
@@ -44,6 +50,23 @@ def exit_code(error: PunarError) -> Exit:
 def talk() -> Console:
     """The console for people, on stderr."""
     return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Within, a person at a terminal sees on stderr what is done and for how long, from the first second on; gives what changes the text."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    progress = Progress(*columns, console=talk(), transient=True, disable=not sys.stderr.isatty())
+    task = progress.add_task(text, total=None)
+    timer = threading.Timer(PATIENCE_SECONDS, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda said: progress.update(task, description=said)
+    finally:
+        timer.cancel()
+        timer.join()  # else it might begin to show after the end
+        progress.stop()
 
 
 def say(text: str) -> None:

@@ -7,30 +7,40 @@ from typing import Annotated
 
 import typer
 
-from punar.cli.options import Json, Seed, Source, Threads, check_output, set_threads
-from punar.cli.output import WrongArgument, emit, emit_json, say
+from punar.cli.complete import complete_device
+from punar.cli.options import (
+    Batch,
+    Dtype,
+    Json,
+    Length,
+    Optimizer,
+    Seed,
+    Shards,
+    Source,
+    Threads,
+    ZeroStage,
+    check_output,
+    optimizer_of,
+    set_threads,
+)
+from punar.cli.output import WrongArgument, emit, emit_json, say, working
 from punar.cli.source import Sizes, load_step
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
 DEVICE_HELP = 'The device to compute the step for, which need not be here: a name such as "h100-80gb", or what `punar calibrate` wrote.'
-OPTIMIZER_HELP = (
-    'With --device: whose state is resident, "sgd", "momentum", "adam" or "adamw", or its bytes for each trained number, such as 12.'
-)
 
 
 def profile(
     source: Source,
     output: Annotated[Path, typer.Option("-o", "--output", dir_okay=False, help="Where to write the trace.")],
-    device: Annotated[str | None, typer.Option("--device", help=DEVICE_HELP)] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", help=OPTIMIZER_HELP)] = None,
-    shards: Annotated[int, typer.Option("--shards", min=1, help="With --device: over how many devices the step's state is spread.")] = 1,
-    zero_stage: Annotated[
-        int, typer.Option("--zero-stage", min=1, max=3, help="What is spread: 1 optimizer state, 2 gradients too, 3 parameters too.")
-    ] = 3,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Of hf:CONFIG.json: texts in the batch.")] = None,
-    length: Annotated[int | None, typer.Option("--length", min=2, help="Of hf:CONFIG.json: tokens of each text.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Of hf:CONFIG.json: the weights', else the configuration's.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help=DEVICE_HELP, autocompletion=complete_device)] = None,
+    optimizer: Optimizer = None,
+    shards: Shards = 1,
+    zero_stage: ZeroStage = 3,
+    batch: Batch = None,
+    length: Length = None,
+    dtype: Dtype = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
@@ -45,9 +55,14 @@ def profile(
     set_threads(threads)
     import punar
 
-    model, inputs, loss_fn = load_step(source, seed=seed, sizes=Sizes(batch=batch, length=length, dtype=dtype, has_weights=device is None))
-    found = punar.profile(model, inputs, loss_fn, device=device, optimizer=_optimizer(optimizer), shards=shards, zero_stage=zero_stage)
-    found.save(output)
+    sizes = Sizes(batch=batch, length=length, dtype=dtype, has_weights=device is None)
+    with working("loading the model") as tell:
+        model, inputs, loss_fn = load_step(source, seed=seed, sizes=sizes)
+        tell("running the step" if device is None else "tracing the step")
+        found = punar.profile(
+            model, inputs, loss_fn, device=device, optimizer=optimizer_of(optimizer), shards=shards, zero_stage=zero_stage
+        )
+        found.save(output)
     trace = found.trace
     plain = punar.solve(found, budget=None)
     summary = {
@@ -83,17 +98,3 @@ def check_device(device: str | None) -> None:
             find_device(device)
     except UsageError as error:
         raise WrongArgument(str(error)) from error
-
-
-def _optimizer(text: str | None) -> str | float | None:
-    """A number is bytes; the rest names an optimizer."""
-    from punar.api import OPTIMIZERS
-
-    if text is None or text in OPTIMIZERS:
-        return text
-    try:
-        return float(text)
-    except ValueError as error:
-        raise WrongArgument(
-            f"asked for the optimizer {text!r}; give one of {', '.join(OPTIMIZERS)}, or the bytes it keeps for each trained number, such as 12"
-        ) from error

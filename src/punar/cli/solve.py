@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, Output, Solver, check_output, compress_by, offload_to, parse_budget
-from punar.cli.output import WrongArgument, emit, emit_json, say
+from punar.cli.output import WrongArgument, emit, emit_json, say, working
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
@@ -31,7 +31,7 @@ def solve(
     check_solver(solver)
     import punar
 
-    with offload_to(offload) as place:
+    with offload_to(offload) as place, working("looking for a plan"):
         plan = punar.solve(punar.Profile.load(trace), budget=asked, solver=solver, offload=place, compress=compress_by(compress))
     if output is not None:
         plan.save(output)

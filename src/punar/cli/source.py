@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from punar.cli.hf import PREFIX, load_hf
+from punar.cli.hf import PREFIX, load_hf, make_tokens
 from punar.cli.output import WrongArgument
 from punar.errors import UsageError
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Step = tuple[Any, Any, Callable[[Any, Any], Any]]
 
-_MAKE = "make"
+Sized = tuple[Any, Callable[[int], Any], Callable[[Any, Any], Any]]
+
+_MAKE, _MAKE_BATCH = "make", "make_batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +65,63 @@ def load_step(source: str, *, seed: int, sizes: Sizes | None = None) -> Step:
     if source.endswith(".py"):
         place, function = source, _MAKE
     if place:
-        return _made_by(source, _function_in(place, function))
+        return _made_by(source, _function_in(place, _names_in(place), function))
     task = load_task(source, steps=1, seed=seed)
     return task.model, task.batches[0], task.loss_fn
+
+
+def load_sized(source: str, *, seed: int, sizes: Sizes, is_length: bool) -> Sized:
+    """The model, the function that makes a batch of a size, and the loss function that ``source`` names.
+
+    What a function returns in the batch's place is taken if it can be called, else its file or module must define ``make_batch``.
+
+    Args:
+        source: as for ``load_step``, but no demo model, whose batches are of one size.
+        sizes: for a transformers model; of ``batch`` and ``length`` the one that is asked for is left out.
+        is_length: whether the size asked for is the length, not the batch.
+
+    Raises:
+        WrongArgument: there is no such file or module, or sizes are missing or of no use, or it is a demo model.
+        UsageError: the function is not there, or returns something else, or nothing makes a batch of a size.
+    """
+    import torch
+
+    torch.manual_seed(seed)
+    if source.startswith(PREFIX):
+        return _sized_hf(source, sizes, is_length=is_length)
+    if (sizes.batch, sizes.length, sizes.dtype) != (None, None, None):
+        raise WrongArgument(f"asked for --batch, --length or --dtype of {source}, which makes its own; they are for hf:CONFIG.json")
+    place, _, function = source.rpartition(":")
+    if source.endswith(".py"):
+        place, function = source, _MAKE
+    if not place:
+        raise WrongArgument(
+            f"asked what fits of {source!r}, of which batches of any size are to be made; give a file that ends in .py, module:function or hf:CONFIG.json"
+        )
+    names = _names_in(place)
+    model, batch, loss_fn = _made_by(source, _function_in(place, names, function))
+    make_batch = batch if callable(batch) else names.get(_MAKE_BATCH)
+    if not callable(make_batch):
+        raise UsageError(
+            f"asked for batches of any size of {source}, found a batch of one size and no make_batch(size) beside {function}(); define it, or have "
+            f"{function}() return (model, make_batch, loss_fn)"
+        )
+    return model, make_batch, loss_fn
+
+
+def _sized_hf(source: str, sizes: Sizes, *, is_length: bool) -> Sized:
+    """A transformers model, with texts of the size."""
+    fixed, given, other = ("batch", sizes.batch or 1, sizes.length) if is_length else ("length", sizes.length, sizes.batch)
+    if given is None:
+        raise WrongArgument(f"asked for the largest batch of {source}, of texts of unknown length; give --length")
+    if other is not None:
+        raise WrongArgument(f"asked what fits of {source}, which is to be found, with a value for it as well; give --{fixed} alone")
+    path = Path(source.removeprefix(PREFIX))
+    model, _, loss_fn = load_hf(path, batch=1, length=2, dtype=sizes.dtype, has_weights=sizes.has_weights)
+    vocabulary = model.config.get_text_config().vocab_size
+    if is_length:
+        return model, lambda size: make_tokens(given, size, vocabulary), loss_fn
+    return model, lambda size: make_tokens(size, given, vocabulary), loss_fn
 
 
 def load_task(name: str, *, steps: int, seed: int) -> Task:
@@ -84,9 +140,13 @@ def load_task(name: str, *, steps: int, seed: int) -> Task:
     return make_task(name, steps=steps, seed=seed)
 
 
-def _function_in(place: str, name: str) -> Callable[[], Any]:
-    """The function of this name in a file or a module."""
-    names = _run(Path(place)) if place.endswith(".py") else _imported(place)
+def _names_in(place: str) -> dict[str, Any]:
+    """What a file or a module defines."""
+    return _run(Path(place)) if place.endswith(".py") else _imported(place)
+
+
+def _function_in(place: str, names: dict[str, Any], name: str) -> Callable[[], Any]:
+    """The function of this name among what a file or a module defines."""
     function = names.get(name)
     if not callable(function):
         raise UsageError(f"asked for {name}() of {place}, which defines none; it must define {name}() -> (model, batch, loss_fn)")

@@ -20,7 +20,7 @@ from punar.cli.options import (
     parse_budget,
     set_threads,
 )
-from punar.cli.output import Exit, emit, emit_json
+from punar.cli.output import Exit, emit, emit_json, working
 from punar.cli.source import load_step
 
 
@@ -42,8 +42,9 @@ def verify(
     import punar
 
     obeyed = None if plan is None else punar.Plan.load(plan)
-    model, batch, loss_fn = load_step(source, seed=seed)
-    with offload_to(offload) as place:
+    with offload_to(offload) as place, working("loading the model") as tell:
+        model, batch, loss_fn = load_step(source, seed=seed)
+        tell("comparing steps")
         found = punar.verify(model, batch, loss_fn, budget=asked, plan=obeyed, offload=place, compress=compress_by(compress))
     if json:
         emit_json(found.to_dict())

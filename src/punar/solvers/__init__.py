@@ -2,7 +2,7 @@
 
 from punar.solvers.base import Solver, holder_lines, holders_at_peak
 from punar.solvers.compress import codable
-from punar.solvers.door import frontier, frontier_points, least, solve
+from punar.solvers.door import frontier, frontier_points, least, least_peak, solve
 from punar.solvers.registry import UnknownSolver, find, names
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "holder_lines",
     "holders_at_peak",
     "least",
+    "least_peak",
     "names",
     "solve",
 ]

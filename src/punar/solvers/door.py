@@ -37,6 +37,11 @@ def least(trace: Trace, channels: tuple[Channel, ...] = ()) -> Plan:
     return frontier_of(trace, channels).sensible().least()
 
 
+def least_peak(trace: Trace, channels: tuple[Channel, ...] = ()) -> int:
+    """The least peak of any plan that ``auto`` knows, whatever time it takes: a lower budget is infeasible. Units: bytes."""
+    return frontier_of(trace, channels).points[0].peak_bytes
+
+
 def frontier(trace: Trace) -> tuple[Plan, ...]:
     """The whole curve of ``auto``, from the least peak to the plain step's: each plan is faster and larger than the one before it."""
     return frontier_of(trace).sensible().plans()

@@ -113,7 +113,14 @@ class FakeStep:
 
 
 def trace_fake(
-    model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, optimizer_bytes: int = 0, has_gradients: bool = True
+    model: nn.Module,
+    batch: Any,
+    loss_fn: LossFn,
+    *,
+    device: str,
+    optimizer_bytes: int = 0,
+    has_gradients: bool = True,
+    is_accumulating: bool = False,
 ) -> FakeStep | None:
     """The trace of ``loss_fn(model, batch).backward()`` as it would run on ``device``, such as ``"cuda:0"``; None where autograd saves nothing.
 
@@ -122,6 +129,7 @@ def trace_fake(
     Args:
         optimizer_bytes: resident besides.
         has_gradients: whether gradients that the model has now are there when the step begins.
+        is_accumulating: whether one of each trained parameter is, be it there now or not.
 
     Raises:
         DataDependentStep: an operator's result, or the model's path, depends on data.
@@ -129,7 +137,7 @@ def trace_fake(
     """
     mode = _mode_of(model, batch)
     session = FakeSession(torch.device(device), optimizer_bytes)
-    fakes = _Fakes(mode, has_gradients=has_gradients)
+    fakes = _Fakes(mode, has_gradients=has_gradients, is_accumulating=is_accumulating)
     random_state = restored(nn.Module())  # fake tensors draw no random numbers, but the step may draw others
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), random_state, fakes.replaced(model):
         fake_batch = fakes.tree(batch)
@@ -164,9 +172,10 @@ def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> Non
 class _Fakes:
     """Makes fake tensors like others, equal storages once (Rule 1)."""
 
-    def __init__(self, mode: FakeTensorMode, *, has_gradients: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, *, has_gradients: bool, is_accumulating: bool) -> None:
         self.mode = mode
         self.has_gradients = has_gradients
+        self.is_accumulating = is_accumulating
         self.bases: dict[int, Tensor] = {}
         self.known: dict[int, Tensor] = {}
         self.originals: list[Tensor] = []
@@ -193,6 +202,8 @@ class _Fakes:
                 fake.requires_grad_(tensor.requires_grad)
             if self.has_gradients and tensor.is_leaf and tensor.grad is not None:
                 fake.grad = self.like(tensor.grad)
+            elif self.is_accumulating and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                fake.grad = torch.empty_like(fake, requires_grad=False)
         know(fake, tensor)
         self.known[id(tensor)] = fake
         self.originals.append(tensor)  # ids and storages are known by address: they must live

@@ -31,15 +31,18 @@ _GATHERED_BLOCKS = 2
 Unit = list[nn.Parameter]
 
 
-def sharded(step: FakeStep, model: nn.Module, shards: int, stage: int) -> Trace:
-    """The trace of one of ``shards`` devices, of a step that was traced without gradients; the optimizer's state in it is a share already."""
+def sharded(step: FakeStep, model: nn.Module, shards: int, stage: int, *, is_accumulating: bool = False) -> Trace:
+    """The trace of one of ``shards`` devices, of a step that was traced without gradients; the optimizer's state in it is a share already.
+
+    ``is_accumulating``: whether all gradients that the step makes are there before it too; else those that the model has now.
+    """
     trace = step.trace
     blocks, rest = units_of(model)
     if stage == 3:
         whole = sum(trace.storages[number].bytes for number in set(step.parameters.values()))
         gathered = sum(map(_bytes_of, [rest, *sorted(blocks, key=_bytes_of)[-_GATHERED_BLOCKS:]]))
         trace = _with_resident(trace, "source_bytes", min(0, share(whole, shards) + gathered - whole))
-    accumulated = {id(p): p.grad.nbytes for p in model.parameters() if p.grad is not None}
+    accumulated = {id(p): p.nbytes for p in model.parameters() if p.grad is not None or (is_accumulating and id(p) in step.gradients)}
     trace = _with_resident(trace, "gradient_bytes", share(sum(accumulated.values()), shards))
     units = [{step.gradients[id(p)] for p in unit if id(p) in step.gradients} for unit in (*blocks, rest)]
     return _with_reductions(trace, units, shards, {step.gradients[key] for key in accumulated if key in step.gradients})

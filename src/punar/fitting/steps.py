@@ -1,0 +1,182 @@
+"""Steps of any size: traced without running, planned for, and run where they can be."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from punar.api import Spread, described_by, optimizer_state_bytes, profile, trace_on
+from punar.arguments import LossFn, Offloading
+from punar.costs import Device, known_devices
+from punar.errors import InfeasibleBudget, PlanMismatch, UsageError
+from punar.fitting.record import Trial
+from punar.ir import Trace
+from punar.ir.derived import forget_derived
+from punar.plan import Plan, simulate
+from punar.planning import budget_in_bytes, channels_to, codec_channels, device_memory, plan_for
+from punar.remat import Remat
+from punar.solvers import least_peak
+from punar.torch.rescue import is_out_of_memory, let_go
+from punar.torch.state import restored, run_step
+
+MakeBatch = Callable[[int], Any]
+
+_TIMED = 3
+"""How many steps are run to time one; the first warms up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Steps:
+    """Makes a trial of a size.
+
+    Attributes:
+        model, make_batch, loss_fn, spread, offload, compress: as ``fit`` takes them.
+        device: the description that times are computed by. is_here: whether it stands for the device that the model is on, called ``place``.
+        optimizer_ns: of an optimizer's step.
+        budget_bytes: what the whole step may have. excess_bytes: how much more than predicted real steps had.
+        factors: how much longer an operator takes than computed, where that was measured.
+    """
+
+    model: torch.nn.Module
+    make_batch: MakeBatch
+    loss_fn: LossFn
+    spread: Spread
+    offload: Offloading
+    compress: tuple[str, ...]
+    device: Device
+    is_here: bool
+    place: str
+    optimizer_ns: int
+    budget_bytes: int = 0
+    excess_bytes: int = 0
+    factors: dict[tuple[str, bool], float] | None = None
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The optimizer's state, which is counted and, here, not there yet."""
+        return optimizer_state_bytes(self.model, self.spread.optimizer)
+
+    def traced(self, size: int, *, is_accumulating: bool = False) -> Trace:
+        """The trace of the step of a size."""
+        batch = self.make_batch(size)
+        trace = trace_on(self.device, self.model, batch, self.loss_fn, self.spread, is_accumulating=is_accumulating)
+        if not self.is_here:
+            return described_by(self.device, trace, self.spread.shards)
+        return self.timed(replace(trace, device=self.place))
+
+    def set_budget(self, trace: Trace, budget: str | int) -> None:
+        """Reads a budget as bytes, once: what is free would vary from size to size.
+
+        Raises:
+            BudgetError: it is more than the device has.
+        """
+        absent_bytes = self.optimizer_bytes if self.is_here else 0
+        self.budget_bytes = budget_in_bytes(trace, budget, 0, -absent_bytes)
+
+    def learn_times(self, size: int, trace: Trace) -> None:
+        """Measures the step of a size, where it runs here and has room to run plain: operators of the same kind are taken to be as far from what is computed.
+
+        Complexity: five plain steps.
+        """
+        plain_bytes = simulate(trace, (0,) * len(trace.values)).peak_bytes
+        if not self.is_here or plain_bytes - trace.resident_bytes > device_memory(self.place)[1]:
+            return
+        measured = profile(self.model, self.make_batch(size), self.loss_fn).trace
+        real, computed = _times(measured), _times(trace)
+        self.factors = {kind: real[kind] / computed[kind] for kind in computed if computed[kind] and kind in real}
+
+    def timed(self, trace: Trace) -> Trace:
+        """The trace with times as far from the computed ones as was measured."""
+        if not self.factors:
+            return trace
+        factors = self.factors
+        ops = tuple(replace(op, time_ns=round(op.time_ns * factors.get((op.name, op.is_backward), 1.0))) for op in trace.ops)
+        return replace(trace, ops=ops)
+
+    def trial(self, size: int, trace: Trace, *, micro_batches: int = 1) -> Trial:
+        """What is predicted of a size, and the fastest plan that fits."""
+        channels = (*channels_to(self.offload, trace), *codec_channels(trace, "min", "auto", self.compress))
+        try:
+            plan: Plan | None = plan_for(trace, self.budget_bytes, extra_bytes=self.excess_bytes, channels=channels)
+        except InfeasibleBudget:
+            plan = None
+        found = Trial(
+            size=size,
+            micro_batches=micro_batches,
+            plain_peak_bytes=simulate(trace, (0,) * len(trace.values)).peak_bytes + self.excess_bytes,
+            least_peak_bytes=least_peak(trace, channels) + self.excess_bytes,
+            plan=plan,
+            time_ns=0 if plan is None else micro_batches * plan.time_ns + self.optimizer_ns,
+            is_feasible=plan is not None,
+        )
+        forget_derived()
+        return found
+
+    def run(self, trial: Trial, *, is_timed: bool) -> Trial:
+        """The trial with what a real step under its plan had and took.
+
+        Raises:
+            PlanMismatch: the step is not the one that was traced.
+        """
+        assert trial.plan is not None
+        try:
+            peak_bytes, step_ns = self.ran(trial, trial.plan, _TIMED if is_timed else 1)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            let_go(error)
+            return trial.failed(None)
+        peak_bytes += self.optimizer_bytes
+        if peak_bytes > self.budget_bytes:
+            return trial.failed(peak_bytes)
+        measured_ns = trial.micro_batches * step_ns + self.optimizer_ns if is_timed else None
+        return replace(trial, measured_peak_bytes=peak_bytes, measured_ns=measured_ns)
+
+    def ran(self, trial: Trial, plan: Plan, steps: int) -> tuple[int, int]:
+        """The highest peak of some real steps, and the least time of those after the first."""
+        batch = self.make_batch(trial.size)
+        remat = Remat(plan=plan, offload=self.offload)
+        with restored(self.model) as before:
+            for _ in range(steps):
+                if trial.micro_batches == 1:
+                    before.restore(self.model)
+                with remat:
+                    run_step(self.model, batch, self.loss_fn)
+                if not remat._session.is_plan_followed:
+                    raise PlanMismatch(
+                        f"asked to confirm what fits by a step of size {trial.size}, found it to take another path than without data: "
+                        "profile this model where it runs, and solve for the budget"
+                    )
+        peaks = [stats.measured_peak_bytes for stats in remat.stats if stats.measured_peak_bytes is not None]
+        return max(peaks), min(stats.time_ns for stats in remat.stats[min(1, steps - 1) :])
+
+
+def _times(trace: Trace) -> dict[tuple[str, bool], int]:
+    """What operators of each kind take together."""
+    found: dict[tuple[str, bool], int] = defaultdict(int)
+    for op in trace.ops:
+        found[op.name, op.is_backward] += op.time_ns
+    return found
+
+
+def description_of(device: torch.device) -> Device:
+    """The description that is nearest to a device that is here: that of a CPU, or of the GPU whose name has the longest part in common.
+
+    Raises:
+        UsageError: it is neither a CPU nor a CUDA device.
+    """
+    known = known_devices()
+    if device.type == "cpu":
+        return known["cpu"]
+    if device.type != "cuda":
+        raise UsageError(
+            f"asked what fits where the model is, found it on {device}; give `device`, such as 'h100-80gb', or put the model on the device it is to train on"
+        )
+    name = torch.cuda.get_device_name(device).lower().replace(" ", "")
+    alike = [part for each in known if (part := each.partition("-")[0]) in name]
+    best = max(alike, key=len, default="a100")
+    return next(description for each, description in known.items() if each.partition("-")[0] == best)

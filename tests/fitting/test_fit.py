@@ -1,0 +1,205 @@
+"""Is what fits what fits: found, confirmed by real steps, and ranked?"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import punar
+from punar.api import Spread, trace_on
+from punar.costs import find_device
+from punar.errors import UsageError
+from punar.fitting.record import Trial
+from punar.fitting.steps import Steps
+from punar.plan import Plan, simulate
+from tests.torch.models import WIDTH, make_blocks
+
+
+def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+def make_batch(size: int) -> Tensor:
+    return torch.randn(size, WIDTH)
+
+
+def fit(**options: Any) -> punar.Fit:
+    return punar.fit(make_blocks(1), make_batch, loss_fn, **{"budget": "2 MiB", "multiple_of": 64, "start": 512, **options})
+
+
+@pytest.fixture(scope="module")
+def largest() -> punar.Fit:
+    return fit(device="cpu")
+
+
+def test_the_answer_fits_and_the_next_size_does_not(largest: punar.Fit) -> None:
+    assert largest.size % 64 == 0
+    assert largest.peak_bytes == largest.plan.peak_bytes <= largest.budget_bytes == 2 << 20
+    assert largest.next_size == largest.size + 64
+    for size, is_feasible in ((largest.size, True), (largest.size + 64, False)):
+        profile = punar.profile(make_blocks(1), make_batch(size), loss_fn, device="cpu")
+        if is_feasible:
+            assert punar.solve(profile, budget="2 MiB").hold_from == largest.plan.hold_from
+            continue
+        with pytest.raises(punar.InfeasibleBudget) as caught:
+            punar.solve(profile, budget="2 MiB")
+        assert caught.value.least_bytes == largest.next_peak_bytes
+
+
+def test_what_is_not_here_is_not_confirmed(largest: punar.Fit) -> None:
+    assert (largest.is_confirmed, largest.is_measured, largest.candidates) == (False, False, ())
+    assert all(trial.measured_peak_bytes is None for trial in largest.trials)
+
+
+def test_texts_and_data(largest: punar.Fit) -> None:
+    sentence, header, *rows = str(largest).splitlines()
+    assert sentence.startswith(f"largest batch: {largest.size}, ")
+    assert f"{largest.next_size} would need " in sentence
+    assert header.split()[0] == "size"
+    assert [int(row.split()[0]) for row in rows] == [trial.size for trial in largest.trials]
+    body = json.loads(json.dumps(largest.to_dict()))
+    assert (body["size"], body["trials"][0]["size"]) == (largest.size, 512)
+
+
+def test_a_real_step_confirms_it_and_leaves_no_trace() -> None:
+    model, seen = make_blocks(1), list[Trial]()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = punar.fit(model, make_batch, loss_fn, budget="2 MiB", multiple_of=512, start=512, on_trial=seen.append)
+    assert found.measured_peak_bytes is not None
+    assert 0 <= found.peak_bytes - found.measured_peak_bytes <= 4  # the loss
+    assert found.is_confirmed
+    assert seen[-1].measured_peak_bytes == found.measured_peak_bytes
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("CUDA out of memory")])
+def test_where_a_real_step_needs_more_than_was_predicted_less_is_tried(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    more_bytes = 200_000
+    sizes: list[int] = []
+    promised: list[int] = []
+
+    def ran(self: Steps, trial: Trial, plan: Plan, steps: int) -> tuple[int, int]:
+        sizes.append(trial.size)
+        promised.append(plan.peak_bytes - self.excess_bytes)
+        if error is not None and len(sizes) == 1:
+            raise error
+        return plan.peak_bytes - self.excess_bytes + (more_bytes if error is None else 0), 1
+
+    monkeypatch.setattr(Steps, "ran", ran)
+    found = fit()
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) == 2
+    assert promised[1] <= found.budget_bytes - (more_bytes if error is None else found.budget_bytes // 20)
+    assert found.size == sizes[-1]
+    assert found.measured_peak_bytes is not None
+    assert found.measured_peak_bytes <= found.budget_bytes
+
+
+def test_other_errors_of_a_real_step_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(*_: object) -> tuple[int, int]:
+        raise RuntimeError("a hook failed")
+
+    monkeypatch.setattr(Steps, "ran", ran)
+    with pytest.raises(RuntimeError, match="a hook failed"):
+        fit(multiple_of=512)
+
+
+def test_most_samples_a_second_of_batches_that_divide_the_total() -> None:
+    found = fit(maximize="throughput", total=512, device="cpu", optimizer_ns=10**9)
+    assert {(trial.size, trial.micro_batches) for trial in found.candidates} == {(64, 8), (128, 4), (256, 2), (512, 1)}
+    rates = [trial.per_second for trial in found.candidates]
+    assert rates == sorted(rates, reverse=True)
+    assert (found.size, found.per_second) == (found.candidates[0].size, rates[0])
+    for trial in found.candidates:
+        assert trial.plan is not None
+        assert trial.time_ns == trial.micro_batches * trial.plan.time_ns + 10**9  # the optimizer once
+        assert trial.per_second == pytest.approx(512e9 / trial.time_ns)
+        assert trial.plan.peak_bytes <= found.budget_bytes
+
+
+def test_the_fastest_are_run_and_ranked_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: dict[int, int] = {}
+
+    def ran(self: Steps, trial: Trial, plan: Plan, steps: int) -> tuple[int, int]:
+        measured[trial.size] = 1000 * (len(measured) + 1) ** -2 if measured else 10**9  # the one predicted to be the fastest is the slowest
+        return plan.peak_bytes, max(1, int(measured[trial.size]))
+
+    monkeypatch.setattr(Steps, "ran", ran)
+    found = fit(maximize="throughput", total=512)
+    assert len(measured) == 3
+    assert found.is_measured
+    assert found.size != next(iter(measured))
+    assert [trial.measured_ns is not None for trial in found.candidates] == [True] * 3 + [False]
+
+
+def test_gradients_that_are_accumulated_are_there_before_the_step() -> None:
+    model, device = make_blocks(1), find_device("cpu")
+    accumulating = trace_on(device, model, make_batch(64), loss_fn, Spread(), is_accumulating=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert punar.profile(model, make_batch(64), loss_fn, device="cpu").trace.events == accumulating.events
+    first = trace_on(device, make_blocks(1), make_batch(64), loss_fn, Spread())
+    assert accumulating.resident_bytes - first.resident_bytes == sum(parameter.nbytes for parameter in model.parameters())
+    spread = Spread(shards=4)
+    plain, added = (trace_on(device, make_blocks(1), make_batch(64), loss_fn, spread, is_accumulating=flag) for flag in (False, True))
+    assert added.resident_bytes - plain.resident_bytes == sum(parameter.nbytes for parameter in model.parameters()) // 4
+    assert simulate(added, (0,) * len(added.values)).peak_bytes > simulate(plain, (0,) * len(plain.values)).peak_bytes
+
+
+class Attention(nn.Module):
+    """Scores of all pairs of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.project(x)
+        return (keys @ keys.transpose(1, 2)).softmax(-1) @ keys
+
+
+def test_the_longest_text_of_a_step_that_is_quadratic_in_it() -> None:
+    found = punar.fit(Attention(), lambda n: torch.randn(1, n, WIDTH), loss_fn, budget="4 MiB", maximize="length", device="cpu")
+    assert found.next_size == found.size + 1
+    assert len(found.trials) <= 9
+    assert found.peak_bytes > 2 * 4 * found.size**2
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "a goal that is none": ({"maximize": "speed"}, UsageError, "give one of 'batch'"),
+    "a share of the peak": ({"budget": 0.5}, punar.BudgetError, "which grows with the step"),
+    "the least": ({"budget": "min"}, punar.BudgetError, "which grows with the step"),
+    "too little": ({"budget": "1 KiB"}, punar.InfeasibleBudget, "size 64 needs"),
+    "no steps": ({"multiple_of": 0}, UsageError, "multiple_of=0"),
+    "no multiples": ({"most": 63}, UsageError, "make them agree"),
+    "a total of a batch": ({"total": 64}, UsageError, 'are for "throughput"'),
+    "shards of this device": ({"shards": 2, "device": None}, UsageError, "give `device` too"),
+    "no such device": ({"device": "h100"}, UsageError, "give one of v100-32gb"),
+    "more than it has": ({"budget": "100 GiB", "device": "h100-80gb"}, punar.BudgetError, "above what h100-80gb has"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said(name: str) -> None:
+    options, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message):
+        fit(**{"device": "cpu", **options})
+
+
+def test_a_batch_that_does_not_grow_is_said() -> None:
+    with pytest.raises(UsageError, match=r"make_batch\(1\) and make_batch\(2\) give the same step"):
+        punar.fit(make_blocks(1), lambda size: torch.ones(8, WIDTH), loss_fn, budget="8 MiB", device="cpu")
+    with pytest.raises(UsageError, match="in the place of make_batch"):
+        punar.fit(make_blocks(1), make_batch(8), loss_fn, budget="8 MiB")  # type: ignore[arg-type]
+
+
+def test_the_largest_that_may_be_ends_the_search() -> None:
+    found = fit(device="cpu", most=128)
+    assert (found.size, found.next_size) == (128, None)
+    assert "larger ones were not tried" in found.sentence
