@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from punar.cli.hf import Sizes, parse_stage
 from punar.cli.options import Json, Seed, Source, Threads, check_output, set_threads
 from punar.cli.output import WrongArgument, emit, emit_json, say
-from punar.cli.source import Sizes, load_step
+from punar.cli.source import load_step
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
@@ -31,6 +32,16 @@ def profile(
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Of hf:CONFIG.json: texts in the batch.")] = None,
     length: Annotated[int | None, typer.Option("--length", min=2, help="Of hf:CONFIG.json: tokens of each text.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="Of hf:CONFIG.json: the weights', else the configuration's.")] = None,
+    tensor: Annotated[int, typer.Option("--tensor", min=1, help="Of hf:CONFIG.json: over how many devices each layer is split.")] = 1,
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="Of hf:CONFIG.json: the stage of a pipeline, such as 1/4 for the first of four.")
+    ] = None,
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--in-flight", min=1, help="With --device: micro-batches between forward and backward; of --stage I/P as many as it has."
+        ),
+    ] = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
@@ -38,15 +49,21 @@ def profile(
     """Records one step of a model as a trace, from which `punar solve` makes plans; with --device without running it."""
     check_output(output)
     check_device(device)
-    if device is None and (optimizer, shards, zero_stage) != (None, 1, 3):
+    if device is None and (optimizer, shards, zero_stage, in_flight) != (None, 1, 3, None):
         raise WrongArgument(
-            "asked for --optimizer, --shards or --zero-stage of a step that runs here, where they are as they are; give --device too"
+            "asked for --optimizer, --shards, --zero-stage or --in-flight of a step that runs here, where they are as they are; give --device too"
         )
     set_threads(threads)
     import punar
 
-    model, inputs, loss_fn = load_step(source, seed=seed, sizes=Sizes(batch=batch, length=length, dtype=dtype, has_weights=device is None))
-    found = punar.profile(model, inputs, loss_fn, device=device, optimizer=_optimizer(optimizer), shards=shards, zero_stage=zero_stage)
+    part = None if stage is None else parse_stage(stage)
+    sizes = Sizes(batch=batch, length=length, dtype=dtype, tensor=tensor, stage=part, has_weights=device is None)
+    model, inputs, loss_fn = load_step(source, seed=seed, sizes=sizes)
+    if in_flight is None and part is not None and device is not None:
+        in_flight = part.in_flight
+    found = punar.profile(
+        model, inputs, loss_fn, device=device, optimizer=_optimizer(optimizer), shards=shards, zero_stage=zero_stage, in_flight=in_flight
+    )
     found.save(output)
     trace = found.trace
     plain = punar.solve(found, budget=None)
@@ -87,7 +104,7 @@ def check_device(device: str | None) -> None:
 
 def _optimizer(text: str | None) -> str | float | None:
     """A number is bytes; the rest names an optimizer."""
-    from punar.api import OPTIMIZERS
+    from punar.described import OPTIMIZERS
 
     if text is None or text in OPTIMIZERS:
         return text

@@ -7,11 +7,11 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from punar.cli.hf import PREFIX, load_hf
+from punar.cli.hf import PREFIX, Sizes, load_hf
 from punar.cli.output import WrongArgument
 from punar.errors import UsageError
 
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 Step = tuple[Any, Any, Callable[[Any, Any], Any]]
 
 _MAKE = "make"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What is asked for of a transformers model. ``batch``: texts; ``length``: tokens each; ``has_weights``: whether they are made."""
-
-    batch: int | None = None
-    length: int | None = None
-    dtype: str | None = None
-    has_weights: bool = True
 
 
 def load_step(source: str, *, seed: int, sizes: Sizes | None = None) -> Step:
@@ -51,14 +41,11 @@ def load_step(source: str, *, seed: int, sizes: Sizes | None = None) -> Step:
     torch.manual_seed(seed)
     asked = sizes or Sizes()
     if source.startswith(PREFIX):
-        if asked.length is None:
-            raise WrongArgument(
-                f"asked for a step of {source}, of texts of unknown length; give --length, and --batch for more than one text"
-            )
-        path = Path(source.removeprefix(PREFIX))
-        return load_hf(path, batch=asked.batch or 1, length=asked.length, dtype=asked.dtype, has_weights=asked.has_weights)
-    if (asked.batch, asked.length, asked.dtype) != (None, None, None):
-        raise WrongArgument(f"asked for --batch, --length or --dtype of {source}, which makes its own; they are for hf:CONFIG.json")
+        return load_hf(Path(source.removeprefix(PREFIX)), asked)
+    if replace(asked, has_weights=True) != Sizes():
+        raise WrongArgument(
+            f"asked for --batch, --length, --dtype, --tensor or --stage of {source}, which makes its own; they are for hf:CONFIG.json"
+        )
     place, _, function = source.rpartition(":")
     if source.endswith(".py"):
         place, function = source, _MAKE

@@ -113,7 +113,14 @@ class FakeStep:
 
 
 def trace_fake(
-    model: nn.Module, batch: Any, loss_fn: LossFn, *, device: str, optimizer_bytes: int = 0, has_gradients: bool = True
+    model: nn.Module,
+    batch: Any,
+    loss_fn: LossFn,
+    *,
+    device: str,
+    optimizer_bytes: int = 0,
+    has_gradients: bool = True,
+    in_flight: int | None = None,
 ) -> FakeStep | None:
     """The trace of ``loss_fn(model, batch).backward()`` as it would run on ``device``, such as ``"cuda:0"``; None where autograd saves nothing.
 
@@ -122,6 +129,8 @@ def trace_fake(
     Args:
         optimizer_bytes: resident besides.
         has_gradients: whether gradients that the model has now are there when the step begins.
+        in_flight: how many forward passes there are before the backward pass of the first one, all gradients being there from those that came before;
+            None for one, and the gradients that the model has.
 
     Raises:
         DataDependentStep: an operator's result, or the model's path, depends on data.
@@ -129,12 +138,12 @@ def trace_fake(
     """
     mode = _mode_of(model, batch)
     session = FakeSession(torch.device(device), optimizer_bytes)
-    fakes = _Fakes(mode, has_gradients=has_gradients)
+    fakes = _Fakes(mode, has_gradients=has_gradients, has_all_gradients=in_flight is not None)
     random_state = restored(nn.Module())  # fake tensors draw no random numbers, but the step may draw others
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), random_state, fakes.replaced(model):
         fake_batch = fakes.tree(batch)
         with mode, KnownValues(), _OnCpu(), _autocast_is_refused(), _transformers_sees_no_fakes(), torch.compiler.set_stance("force_eager"):
-            _run(session, model, fake_batch, loss_fn)
+            _run(session, model, fake_batch, loss_fn, in_flight or 1)
         session.complete()
     trace = session.trace
     if trace is None or not trace.saves:
@@ -150,12 +159,12 @@ def _storages(session: Session, tensors: list[tuple[int, Tensor]]) -> dict[int, 
     return {key: record.number for key, record in records if record is not None and record.number >= 0}
 
 
-def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
+def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn, in_flight: int) -> None:
     """One step in the session's block, which ends whatever happens."""
     is_failed = True
     session.start()
     try:
-        run_step(model, batch, loss_fn)
+        run_step(model, batch, loss_fn, in_flight)
         is_failed = False
     finally:
         session.stop(is_failed=is_failed)
@@ -164,9 +173,10 @@ def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> Non
 class _Fakes:
     """Makes fake tensors like others, equal storages once (Rule 1)."""
 
-    def __init__(self, mode: FakeTensorMode, *, has_gradients: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, *, has_gradients: bool, has_all_gradients: bool) -> None:
         self.mode = mode
         self.has_gradients = has_gradients
+        self.has_all_gradients = has_all_gradients
         self.bases: dict[int, Tensor] = {}
         self.known: dict[int, Tensor] = {}
         self.originals: list[Tensor] = []
@@ -193,6 +203,8 @@ class _Fakes:
                 fake.requires_grad_(tensor.requires_grad)
             if self.has_gradients and tensor.is_leaf and tensor.grad is not None:
                 fake.grad = self.like(tensor.grad)
+            elif self.has_all_gradients and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                fake.grad = torch.empty_like(fake)
         know(fake, tensor)
         self.known[id(tensor)] = fake
         self.originals.append(tensor)  # ids and storages are known by address: they must live
