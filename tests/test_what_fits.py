@@ -50,7 +50,8 @@ def test_70_billion_parameters_from_configuration_to_plan_in_a_minute_and_2_gib(
     script = f"""
 from pathlib import Path
 import punar
-from punar.cli.source import Sizes, load_step
+from punar.cli.hf import Sizes
+from punar.cli.source import load_step
 
 sizes = Sizes(length=4096, has_weights=False)
 model, batch, loss_fn = load_step("hf:{DOCS / "what-fits" / "llama-70b.json"}", seed=0, sizes=sizes)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading, check_budget, check_compress, check_solver, describe_type
-from punar.costs import Device, find_device, timed_on, with_scratch
+from punar.costs import find_device
+from punar.described import Spread, nothing_saved, profile_for
 from punar.errors import UsageError
 from punar.ir import Trace
 from punar.markup import html_table
@@ -24,16 +24,11 @@ from punar.reporting.plot import plot_curve
 from punar.reporting.table import format_columns
 from punar.solvers import frontier_points
 from punar.solvers import solve as solve_trace
-from punar.torch.fake import trace_fake
 from punar.torch.session import LEARNED_AFTER
-from punar.torch.sharding import STAGES, sharded, share
 from punar.torch.state import StateSnapshot, restored, run_step
 from punar.units import format_bytes, format_seconds
 
 _COLUMNS = ("predicted peak", "predicted time", "extra", "no plan below")
-
-OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""How many numbers of a parameter's dtype torch's optimizers keep for each of its own."""
 
 
 def profile(
@@ -45,6 +40,7 @@ def profile(
     optimizer: str | float | None = None,
     shards: int = 1,
     zero_stage: int = 3,
+    in_flight: int | None = None,
 ) -> Profile:
     """Runs one step ``loss_fn(model, batch).backward()`` and records it; gradients, buffers and random state are put back.
 
@@ -62,10 +58,13 @@ def profile(
         shards: over how many devices what follows is spread; each has a batch of its own, and ``batch`` is one of them.
         zero_stage: what is spread: 1, the optimizer's state; 2, gradients too; 3, parameters too, as ``torch.distributed.fsdp.fully_shard`` on each
             element of the model's lists of modules does it.
+        in_flight: how many micro-batches the model, one stage of a pipeline, has run forward and not yet backward, where one forward and one backward
+            pass take turns: of p stages, the first has p, the last 1. The step is then the forward passes of so many batches, and their backward
+            passes in the same order, beside gradients of those before.
 
     Raises:
         UsageError: the loss is no scalar tensor, nothing requires a gradient, there is no such device, optimizer or stage, or one of ``optimizer``,
-            ``shards`` and ``zero_stage`` was given without a device.
+            ``shards``, ``zero_stage`` and ``in_flight`` was given without a device.
         DataDependentStep: with a device, the step's shapes or its path depend on data.
         PlanError: the device's description is damaged.
 
@@ -79,10 +78,11 @@ def profile(
     """
     check_step(model, loss_fn)
     if device is not None:
-        return _profile_for(find_device(device), model, batch, loss_fn, optimizer=optimizer, shards=shards, zero_stage=zero_stage)
-    if optimizer is not None or (shards, zero_stage) != (1, 3):
+        spread = Spread(optimizer=optimizer, shards=shards, zero_stage=zero_stage, in_flight=in_flight)
+        return profile_for(find_device(device), model, batch, loss_fn, spread)
+    if optimizer is not None or (shards, zero_stage, in_flight) != (1, 3, None):
         raise UsageError(
-            "asked to profile a step that runs here with `optimizer`, `shards` or `zero_stage`, which are for steps that do not; "
+            "asked to profile a step that runs here with `optimizer`, `shards`, `zero_stage` or `in_flight`, which are for steps that do not; "
             "give `device` too, or let the optimizer step once before: its state is then counted as it is"
         )
     with restored(model) as before:
@@ -90,96 +90,8 @@ def profile(
         before.restore(model)
         trace = _recorded(model, batch, loss_fn, before)
     if trace is None or not trace.saves:
-        raise _nothing_saved()
+        raise nothing_saved()
     return Profile(trace=trace)
-
-
-def _profile_for(
-    device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, *, optimizer: str | float | None, shards: int, zero_stage: int
-) -> Profile:
-    """The profile of a step on a described device."""
-    check_spread(shards, zero_stage)
-    spread = Spread(optimizer=optimizer, shards=shards, zero_stage=zero_stage)
-    return Profile(trace=described_by(device, trace_on(device, model, batch, loss_fn, spread), shards))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """What is resident beside a step that is traced without running, and over how many devices: as ``profile`` takes it."""
-
-    optimizer: str | float | None = None
-    shards: int = 1
-    zero_stage: int = 3
-
-
-def trace_on(
-    device: Device, model: torch.nn.Module, batch: Any, loss_fn: LossFn, spread: Spread, *, is_accumulating: bool = False
-) -> Trace:
-    """The trace of a step as it would run on a device, with computed times.
-
-    ``is_accumulating``: whether gradients of all trained parameters are there before; else those that the model has now.
-
-    Raises:
-        UsageError, DataDependentStep: as ``profile``.
-    """
-    shards = spread.shards
-    is_spread = shards > 1 and spread.zero_stage > 1
-    step = trace_fake(
-        model,
-        batch,
-        loss_fn,
-        device=device.torch_name,
-        optimizer_bytes=share(optimizer_state_bytes(model, spread.optimizer), shards),
-        has_gradients=not is_spread,
-        is_accumulating=is_accumulating and not is_spread,
-    )
-    if step is None:
-        raise _nothing_saved()
-    trace = sharded(step, model, shards, spread.zero_stage, is_accumulating=is_accumulating) if is_spread else step.trace
-    return timed_on(with_scratch(trace) if device.kind == "cuda" else trace, device)
-
-
-def described_by(device: Device, trace: Trace, shards: int) -> Trace:
-    """The trace with what planning for it must know of a device that is not here."""
-    described = {
-        "described_device": device.name,
-        "memory_bytes": str(device.memory_bytes),
-        "host_bytes_per_s": str(device.host_bytes_per_second),
-        "disk_bytes_per_s": str(device.disk_bytes_per_second),
-        "shards": str(shards),
-    }
-    return replace(trace, meta=trace.meta | described)
-
-
-def check_spread(shards: int, zero_stage: int) -> None:
-    """Raises ``UsageError`` where a step cannot be spread so."""
-    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
-        raise UsageError(f"asked to spread a step over {shards!r} devices; give a whole number from 1 on")
-    if isinstance(zero_stage, bool) or zero_stage not in STAGES:
-        raise UsageError(f"asked to spread a step by stage {zero_stage!r} of ZeRO; give one of {', '.join(map(str, STAGES))}")
-
-
-def optimizer_state_bytes(model: torch.nn.Module, optimizer: str | float | None) -> int:
-    """What an optimizer keeps for the parameters that are trained. Units: bytes.
-
-    Raises:
-        UsageError: it is neither one of those known nor a number of bytes for each trained number.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if optimizer is None:
-        return 0
-    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
-        return OPTIMIZERS[optimizer] * sum(parameter.nbytes for parameter in trained)
-    if isinstance(optimizer, (str, bool)) or not isinstance(optimizer, (int, float)) or not 0 <= optimizer < math.inf:
-        raise UsageError(
-            f"asked to count the state of the optimizer {optimizer!r}; give one of {', '.join(map(repr, OPTIMIZERS))}, or the bytes it keeps for "
-            "each number that is trained, such as 12 for float32 copies and both moments"
-        )
-    return math.ceil(optimizer * sum(parameter.numel() for parameter in trained))
-
-
-def _nothing_saved() -> UsageError:
-    return UsageError("asked to profile a step, autograd saved nothing in it: there is nothing that could be recomputed")
 
 
 def check_step(model: object, loss_fn: object) -> None:

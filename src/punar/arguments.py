@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -53,10 +54,16 @@ def check_budget(budget: Budget) -> Budget:
 
 def check_limit(limit: str | int | None) -> int | None:
     """Raises ``BudgetError`` where a limit is no positive number of bytes; returns it in bytes."""
-    checked = None if limit is None else check_budget(limit)
-    if checked is None or isinstance(checked, int):
-        return checked
-    raise BudgetError(f'limit {limit!r} is no number of bytes; give an int or a text such as "6 GiB"')
+    if limit is None:
+        return None
+    error = BudgetError(f'limit {limit!r} is no positive number of bytes; give an int or a text such as "6 GiB"')
+    try:
+        checked = check_budget(limit)
+    except BudgetError:
+        raise error from None
+    if not isinstance(checked, int):
+        raise error
+    return checked
 
 
 def check_modules(modules: torch.nn.Module | Iterable[torch.nn.Module]) -> tuple[torch.nn.Module, ...]:
@@ -69,6 +76,17 @@ def check_modules(modules: torch.nn.Module | Iterable[torch.nn.Module]) -> tuple
     return found
 
 
+def check_function(function: object) -> None:
+    """Raises ``UsageError`` where something cannot be run as a step: its call must be the whole step."""
+    if not callable(function):
+        raise UsageError(f"asked to run a step, found {describe_type(function)}; give a function, and its arguments after it")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            "asked to run a step, found a function whose call runs nothing yet, a generator or a coroutine; give one that has run forward and "
+            "backward when it returns"
+        )
+
+
 def check_offload(offload: Offloading) -> tuple[Place, ...]:
     """Reads where to offload to.
 
@@ -77,7 +95,7 @@ def check_offload(offload: Offloading) -> tuple[Place, ...]:
     """
     if offload is None:
         return ()
-    asked = [offload] if isinstance(offload, str) or not isinstance(offload, Sequence) else offload
+    asked = [offload] if isinstance(offload, (str, bytes)) or not isinstance(offload, Sequence) else offload
     if not asked:
         raise UsageError(f"asked to offload to {offload!r}, which is no place: name one, or leave `offload` out")
     places = tuple(map(_place_in, asked))

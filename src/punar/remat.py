@@ -23,6 +23,7 @@ from punar.arguments import (
     check_budget,
     check_compress,
     check_exporters,
+    check_function,
     check_limit,
     check_modules,
     check_offload,
@@ -178,7 +179,7 @@ class Remat:
         what cannot be. After some steps that went through at once the looser plan is tried again.
 
         Raises:
-            UsageError: an optimizer stepped inside the function.
+            UsageError: an optimizer stepped inside the function, or it is no function, or one whose call runs nothing yet.
             NestedRemat: a ``Remat`` is active in this thread.
             MemoryError, torch.OutOfMemoryError, RuntimeError: the first error that said that memory ran out, where no tighter plan is known; with a note
                 of what held the memory.
@@ -195,6 +196,7 @@ class Remat:
             >>> remat.stats[-1].rescues
             0
         """
+        check_function(function)
         results: list[T] = []
         undo = Undo([*self._modules, *modules_of(function, (*args, *kwargs.values()))], self._session.meter)
         with undo.refusing_optimizers():
@@ -204,7 +206,12 @@ class Remat:
         return results[0]
 
     def rescued(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Decorates a function that is one training step, so that calling it is ``step``."""
+        """Decorates a function that is one training step, so that calling it is ``step``.
+
+        Raises:
+            UsageError: it is no function, or one whose call runs nothing yet.
+        """
+        check_function(function)
 
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from punar.api import check_step, profile, solve
-from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading
+from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading, check_compress
 from punar.errors import PlanMismatch, UsageError, VerificationError
 from punar.markup import html_table
 from punar.plan import Plan
@@ -25,6 +25,7 @@ class Verification:
     ``differences``: what is not equal bit for bit. ``is_deterministic``: two plain steps agree; where they do not, a difference
     shows nothing about the plan. ``gradient_errors``: of a plan that rounds values, which is never identical, for each parameter how far its gradient is
     from the plain step's, as the norm of the difference in parts of the norm; ``gradient_error``: of all together.
+    ``not_used``: the ways to round that were asked for and that the plan does not go, since they would not pay.
     ``measured_peak_bytes``, ``replayed_operators``, ``recomputed_bytes``: of the step under the plan, as it ran.
     """
 
@@ -37,6 +38,7 @@ class Verification:
     recomputed_bytes: int
     gradient_errors: dict[str, float] = field(default_factory=dict)
     gradient_error: float = 0.0
+    not_used: tuple[str, ...] = ()
 
     @property
     def is_as_promised(self) -> bool:
@@ -50,6 +52,7 @@ class Verification:
         return {
             **{name: getattr(self, name) for name in (*names, "gradient_error", "gradient_errors")},
             "differences": list(self.differences),
+            "not_used": list(self.not_used),
             "predicted_peak_bytes": self.plan.peak_bytes,
             "budget_bytes": self.plan.budget_bytes,
             "text": str(self),
@@ -59,7 +62,8 @@ class Verification:
         peaks = f"peak {format_bytes(self.measured_peak_bytes)} measured, {format_bytes(self.plan.peak_bytes)} predicted"
         replays = f"{count(self.replayed_operators, 'operator')} replayed, {format_bytes(self.recomputed_bytes)} recomputed"
         if self.is_identical:
-            return f"identical: loss, gradients, buffers and random state are the plain step's bit for bit ({peaks}; {replays})"
+            unused = f"; nothing is rounded: {', '.join(self.not_used)} would not pay" if self.not_used else ""
+            return f"identical: loss, gradients, buffers and random state are the plain step's bit for bit ({peaks}; {replays}{unused})"
         if self.is_as_promised:
             worst = max(self.gradient_errors, key=lambda name: self.gradient_errors[name])
             return (
@@ -114,7 +118,9 @@ def verify(
     check_step(model, loss_fn)
     if plan is not None and budget is not None:
         raise UsageError("asked to verify both a budget and a plan; a plan has its budget already: give one of the two")
+    asked: tuple[str, ...] = ()
     if plan is None:
+        asked = tuple(option for option in check_compress(compress) if option not in EXACT)
         plan = solve(profile(model, batch, loss_fn), budget="min" if budget is None else budget, offload=offload, compress=compress)
     with restored(model) as before:
         plain, again = (_outcome(model, batch, loss_fn, before) for _ in range(2))
@@ -134,6 +140,7 @@ def verify(
         recomputed_bytes=remat.stats[-1].recomputed_bytes,
         gradient_errors=errors,
         gradient_error=error,
+        not_used=tuple(option for option in asked if option not in plan.lossy_codecs),
     )
 
 

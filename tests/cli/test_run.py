@@ -68,8 +68,10 @@ def test_its_exit_code_and_errors_are_its_own(script: Path, capsys: pytest.Captu
 
 
 def test_dry(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("run", "--dry-run", "--budget", "min", "--json", script) == 0
-    plan = json.loads(capsys.readouterr().out)
+    output = script.parent / "plan.json"
+    assert run("run", "--dry-run", "--budget", "min", "-o", output, script) == 0
+    capsys.readouterr()
+    plan = json.loads(output.read_text(encoding="utf-8"))
     assert plan["peak_bytes"] < plan["plain_peak_bytes"]
     assert run("run", "--dry-run", "--budget", "min", script) == 0
     found = capsys.readouterr()
@@ -78,11 +80,11 @@ def test_dry(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "+0.0%" in found.out
 
 
-def test_json(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    silent = [line for line in SCRIPT.splitlines() if not line.startswith("print")]
-    script.write_text("\n".join(silent), encoding="utf-8")
-    assert run("run", "--budget", "0.5", "--json", script) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_the_report_as_a_file(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = script.parent / "report.json"
+    assert run("run", "--budget", "0.5", "-o", output, script) == 0
+    assert "punar" not in capsys.readouterr().out
+    report = json.loads(output.read_text(encoding="utf-8"))
     assert report["obeyed"]["steps"] + (report["others"] or {"steps": 0})["steps"] == 3
 
 
@@ -92,6 +94,10 @@ def test_infeasible(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", tmp_path / "missing.py") == 2
+    assert run("run", "-m", "punar_no_such_package.train") == 2
+    assert "asked to run the module punar_no_such_package.train" in capsys.readouterr().err
+    assert run("run", "-o", tmp_path / "no folder" / "report.json", tmp_path / "missing.py") == 2
     assert run("run", tmp_path / "missing.py") == 2
     assert "does not exist" in capsys.readouterr().err
     (tmp_path / "none.py").write_text("print('nothing')", encoding="utf-8")

@@ -73,6 +73,69 @@ def test_from_a_configuration_to_a_plan(folder: Path, capsys: pytest.CaptureFixt
     assert "above what h100-80gb has, 74.5 GiB" in capsys.readouterr().err
 
 
+def numbers(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
+    assert profile("hf:config.json", "--length", "256", "--device", "h100-80gb", "--json", *arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert run("solve", "trace.json", "--budget", "1.0", "--json") == 0
+    return found | {"kept_bytes": json.loads(capsys.readouterr().out)["kept_bytes"]}
+
+
+def test_layers_split_over_devices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What each layer has inside is divided, norms and what goes from layer to layer are whole."""
+    whole, half = (numbers(capsys, "--tensor", parts) for parts in ("1", "2"))
+    norms = (2 * 2 + 1) * 64
+    assert whole["parameters"] == PARAMETERS
+    assert half["parameters"] == (PARAMETERS - norms) // 2 + norms
+    inside = (
+        256 * 2 * (64 + 32 + 32 + 64) + 256 * 2 * 96 * 3
+    )  # at least: the rotated heads and their results, and the three of the feed-forward part
+    assert whole["kept_bytes"] - half["kept_bytes"] >= 2 * inside // 2
+
+
+def test_stages_of_a_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, last = numbers(capsys, "--stage", "1/2"), numbers(capsys, "--stage", "2/2")
+    assert first["parameters"] + last["parameters"] == PARAMETERS + 64  # both have a last norm
+    alone = numbers(capsys, "--stage", "1/2", "--in-flight", "1")
+    assert first["kept_bytes"] == 2 * alone["kept_bytes"]
+    assert numbers(capsys, "--stage", "2/2", "--in-flight", "1") == last
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tensor", "3"), "num_attention_heads = 4, which that does not divide"),
+        (("--stage", "1/3"), "over 3 stages, found num_hidden_layers = 2"),
+        (("--stage", "3/2"), "asked for the stage '3/2' of a pipeline"),
+        (("--stage", "half"), "asked for the stage 'half' of a pipeline"),
+    ],
+)
+def test_what_cannot_be_split(folder: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str) -> None:
+    assert profile("hf:config.json", "--length", "8", "--device", "h100-80gb", *options) == 2
+    assert said in capsys.readouterr().err
+    assert profile("step.py", *options, "--device", "cpu") == 2
+
+
+def test_a_configuration_whose_heads_have_no_size_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(
+        json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128}), encoding="utf-8"
+    )
+    assert profile("hf:config.json", "--length", "8", "--device", "h100-80gb", "--tensor", "2") == 2
+    assert "a gpt2 configuration has no head_dim of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", [CONFIG | {"hidden_size": 130, "num_attention_heads": 4}, CONFIG | {"num_hidden_layers": "two"}])
+def test_a_configuration_that_transformers_refuses(folder: Path, capsys: pytest.CaptureFixture[str], config: dict[str, object]) -> None:
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert profile("hf:config.json", "--length", "8", "--device", "h100-80gb") == 1
+    assert "which transformers refuses" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("optimizer", ["-5", "nan", "inf", "adamx"])
+def test_an_optimizer_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
+    assert profile("step.py", "--device", "cpu", f"--optimizer={optimizer}") == 2
+    assert f"asked for the optimizer '{optimizer}'" in capsys.readouterr().err
+
+
 def test_texts_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile("step.py", "--device", "rtx4090-24gb") == 0
     assert "time, computed" in capsys.readouterr().out

@@ -201,3 +201,14 @@ def test_no_contents_are_written(steps: tuple[StepStats, ...], tmp_path: Path) -
     line = json.loads((tmp_path / "steps.jsonl").read_text(encoding="utf-8"))
     assert all(item is None or type(item) in (int, float, bool, str) for item in line.values())
     assert [name for name, item in line.items() if isinstance(item, str)] == ["solver", "fingerprint"]
+
+
+def test_wrong_places_are_refused_at_once(tmp_path: Path) -> None:
+    for path in (None, 5, tmp_path / "no folder" / "steps.jsonl"):
+        with pytest.raises(UsageError, match="asked to write a line for each step"):
+            JsonLines(path)  # type: ignore[arg-type]
+    for path in (5, tmp_path / "no folder" / "punar.prom"):
+        with pytest.raises(UsageError, match="asked to write metrics to"):
+            Prometheus(path=path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="asked to record attributes with each number, found 5"):
+        OpenTelemetry(attributes=5)  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import punar
-from punar.api import Spread, trace_on
 from punar.costs import find_device
+from punar.described import Spread, trace_on
 from punar.errors import UsageError
 from punar.fitting.record import Trial
 from punar.fitting.steps import Steps

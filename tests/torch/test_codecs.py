@@ -534,3 +534,11 @@ def test_every_dtype_of_a_codec_has_a_size() -> None:
     for codec in CODECS.values():
         for dtype in codec.dtypes:
             assert ITEM_BYTES[dtype] == getattr(torch, dtype).itemsize
+
+
+def test_verify_says_where_nothing_is_rounded() -> None:
+    model, batch, loss_fn = smooth()
+    found = punar.verify(model, batch, loss_fn, budget=1.0, compress=("mask", "int4", "int8"))
+    assert found.not_used == ("int8", "int4")
+    assert found.is_identical
+    assert "nothing is rounded: int8, int4 would not pay" in str(found)

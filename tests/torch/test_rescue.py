@@ -763,3 +763,27 @@ def test_warnings_are_left_as_they_were() -> None:
         warnings.simplefilter("always")
         trained(punar.Remat())
     assert seen == []
+
+
+async def coroutine() -> None: ...
+
+
+def generator() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(5, "something of type int"), (None, "something of type NoneType"), (coroutine, "runs nothing yet"), (generator, "runs nothing yet")],
+)
+def test_what_is_no_step_is_refused(function: Any, said: str) -> None:
+    remat = punar.Remat()
+    for run in (remat.step, remat.rescued):
+        with pytest.raises(UsageError, match=said):
+            run(function)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 0.5, "min", "auto", "much"])
+def test_a_limit_is_bytes(limit: Any) -> None:
+    with pytest.raises(punar.BudgetError, match=r"limit .* is no positive number of bytes; give an int"):
+        punar.Remat(limit=limit)

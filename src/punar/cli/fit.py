@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punar.cli.complete import complete_device, complete_goal
+from punar.cli.hf import Sizes
 from punar.cli.options import (
     BUDGET_HELP,
     Batch,
@@ -30,7 +31,7 @@ from punar.cli.options import (
 )
 from punar.cli.output import WrongArgument, emit, emit_json, emit_table, say, working
 from punar.cli.profile import check_device
-from punar.cli.source import Sizes, load_sized
+from punar.cli.source import load_sized
 
 if TYPE_CHECKING:
     from punar import Trial

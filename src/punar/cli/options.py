@@ -119,16 +119,19 @@ def optimizer_of(text: str | None) -> str | float | None:
     Raises:
         WrongArgument: it is neither.
     """
-    from punar.api import OPTIMIZERS
+    from punar.described import OPTIMIZERS
 
     if text is None or text in OPTIMIZERS:
         return text
     try:
-        return float(text)
-    except ValueError as error:
+        nbytes = float(text)
+    except ValueError:
+        nbytes = -1
+    if not 0 <= nbytes < math.inf:
         raise WrongArgument(
             f"asked for the optimizer {text!r}; give one of {', '.join(OPTIMIZERS)}, or the bytes it keeps for each trained number, such as 12"
-        ) from error
+        )
+    return nbytes
 
 
 def check_output(path: Path | None) -> None:

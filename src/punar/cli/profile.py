@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from punar.cli.complete import complete_device
+from punar.cli.hf import Sizes, parse_stage
 from punar.cli.options import (
     Batch,
     Dtype,
@@ -24,7 +25,7 @@ from punar.cli.options import (
     set_threads,
 )
 from punar.cli.output import WrongArgument, emit, emit_json, say, working
-from punar.cli.source import Sizes, load_step
+from punar.cli.source import load_step
 from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
@@ -41,6 +42,16 @@ def profile(
     batch: Batch = None,
     length: Length = None,
     dtype: Dtype = None,
+    tensor: Annotated[int, typer.Option("--tensor", min=1, help="Of hf:CONFIG.json: over how many devices each layer is split.")] = 1,
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="Of hf:CONFIG.json: the stage of a pipeline, such as 1/4 for the first of four.")
+    ] = None,
+    in_flight: Annotated[
+        int | None,
+        typer.Option(
+            "--in-flight", min=1, help="With --device: micro-batches between forward and backward; of --stage I/P as many as it has."
+        ),
+    ] = None,
     json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
@@ -48,19 +59,29 @@ def profile(
     """Records one step of a model as a trace, from which `punar solve` makes plans; with --device without running it."""
     check_output(output)
     check_device(device)
-    if device is None and (optimizer, shards, zero_stage) != (None, 1, 3):
+    if device is None and (optimizer, shards, zero_stage, in_flight) != (None, 1, 3, None):
         raise WrongArgument(
-            "asked for --optimizer, --shards or --zero-stage of a step that runs here, where they are as they are; give --device too"
+            "asked for --optimizer, --shards, --zero-stage or --in-flight of a step that runs here, where they are as they are; give --device too"
         )
     set_threads(threads)
     import punar
 
-    sizes = Sizes(batch=batch, length=length, dtype=dtype, has_weights=device is None)
+    part = None if stage is None else parse_stage(stage)
+    if in_flight is None and part is not None and device is not None:
+        in_flight = part.in_flight
+    sizes = Sizes(batch=batch, length=length, dtype=dtype, tensor=tensor, stage=part, has_weights=device is None)
     with working("loading the model") as tell:
         model, inputs, loss_fn = load_step(source, seed=seed, sizes=sizes)
         tell("running the step" if device is None else "tracing the step")
         found = punar.profile(
-            model, inputs, loss_fn, device=device, optimizer=optimizer_of(optimizer), shards=shards, zero_stage=zero_stage
+            model,
+            inputs,
+            loss_fn,
+            device=device,
+            optimizer=optimizer_of(optimizer),
+            shards=shards,
+            zero_stage=zero_stage,
+            in_flight=in_flight,
         )
         found.save(output)
     trace = found.trace

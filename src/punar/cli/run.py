@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, Solver, compress_by, offload_to, parse_budget
-from punar.cli.output import WrongArgument, emit_json, emit_table, say
+from punar.cli.options import BUDGET_HELP, Compress, Offload, Solver, check_output, compress_by, offload_to, parse_budget
+from punar.cli.output import WrongArgument, emit_table, say
 from punar.cli.solve import check_solver, emit_plan, summary
 from punar.errors import UsageError
+from punar.plan.plan import write_text
 from punar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -40,12 +43,17 @@ def run(
     solver: Solver = "auto",
     is_module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as `python -m` takes it.")] = False,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Run the first step alone, and print what would be done.")] = False,
-    json: Json = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", dir_okay=False, help="Write the report, or what is planned, as JSON.")
+    ] = None,
 ) -> None:
     """Runs an unmodified training script, each of its steps under a budget. Options stand before SCRIPT; what follows it is the script's."""
     asked = parse_budget(budget)
     check_solver(solver)
     ways = compress_by(compress)
+    check_output(output)
+    if is_module and not _is_module(script):
+        raise WrongArgument(f"asked to run the module {script}, which is not found from {os.getcwd()}; check its name and the folder")
     if not is_module and not Path(script).exists():
         raise WrongArgument(f"asked to run {script}, which does not exist; give a Python file, or -m and a module's name")
     from punar import Remat
@@ -58,11 +66,11 @@ def run(
             with steps, _as_main(script, arguments or [], is_module=is_module):
                 _run(script, is_module=is_module)
         except _FirstStepDone:
-            _tell_plan(remat, is_json=json)
+            _tell_plan(remat, output)
             return
         finally:
             if steps.steps and not is_dry:
-                _report(remat, is_json=json)
+                _report(remat, output)
     if not steps.steps:
         raise UsageError(NO_STEP)
 
@@ -92,16 +100,30 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
         sys.argv, sys.path[:] = before
 
 
-def _report(remat: Remat, *, is_json: bool) -> None:
-    """What was planned and measured; it does not mix with what the script prints, but where it is data."""
+def _is_module(name: str) -> bool:
+    """Whether ``python -m`` would find it."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)
+
+
+def _report(remat: Remat, output: Path | None) -> None:
+    """What was planned and measured; stdout is the script's."""
     report = remat.report()
-    if is_json:
-        emit_json(report.to_dict())
-    else:
-        say(str(report))
+    say(str(report))
+    _write(report.to_dict(), output)
 
 
-def _tell_plan(remat: Remat, *, is_json: bool) -> None:
+def _write(body: dict[str, Any], output: Path | None) -> None:
+    if output is not None:
+        write_text(output, json.dumps(body, indent=2))
+
+
+def _tell_plan(remat: Remat, output: Path | None) -> None:
     """What the steps after the first would do, and what other budgets would."""
     import punar
 
@@ -110,9 +132,7 @@ def _tell_plan(remat: Remat, *, is_json: bool) -> None:
     trace, plan = remat.trace, remat.plan
     if trace is None or plan is None:
         raise UsageError(NO_STEP)
-    if is_json:
-        emit_json(summary(plan))
-        return
+    _write(summary(plan), output)
     emit_plan(plan)
     points = punar.frontier(punar.Profile(trace=trace), compress=remat.compress).points
     shown = points[:: -max(1, len(points) // 8)][::-1]  # with the last one, which keeps all

@@ -7,11 +7,11 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from punar.cli.hf import PREFIX, load_hf, make_tokens
+from punar.cli.hf import PREFIX, Sizes, load_hf, make_tokens
 from punar.cli.output import WrongArgument
 from punar.errors import UsageError
 
@@ -23,16 +23,6 @@ Step = tuple[Any, Any, Callable[[Any, Any], Any]]
 Sized = tuple[Any, Callable[[int], Any], Callable[[Any, Any], Any]]
 
 _MAKE, _MAKE_BATCH = "make", "make_batch"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What is asked for of a transformers model. ``batch``: texts; ``length``: tokens each; ``has_weights``: whether they are made."""
-
-    batch: int | None = None
-    length: int | None = None
-    dtype: str | None = None
-    has_weights: bool = True
 
 
 def load_step(source: str, *, seed: int, sizes: Sizes | None = None) -> Step:
@@ -53,14 +43,11 @@ def load_step(source: str, *, seed: int, sizes: Sizes | None = None) -> Step:
     torch.manual_seed(seed)
     asked = sizes or Sizes()
     if source.startswith(PREFIX):
-        if asked.length is None:
-            raise WrongArgument(
-                f"asked for a step of {source}, of texts of unknown length; give --length, and --batch for more than one text"
-            )
-        path = Path(source.removeprefix(PREFIX))
-        return load_hf(path, batch=asked.batch or 1, length=asked.length, dtype=asked.dtype, has_weights=asked.has_weights)
-    if (asked.batch, asked.length, asked.dtype) != (None, None, None):
-        raise WrongArgument(f"asked for --batch, --length or --dtype of {source}, which makes its own; they are for hf:CONFIG.json")
+        return load_hf(Path(source.removeprefix(PREFIX)), asked)
+    if replace(asked, has_weights=True) != Sizes():
+        raise WrongArgument(
+            f"asked for --batch, --length, --dtype, --tensor or --stage of {source}, which makes its own; they are for hf:CONFIG.json"
+        )
     place, _, function = source.rpartition(":")
     if source.endswith(".py"):
         place, function = source, _MAKE
@@ -117,7 +104,7 @@ def _sized_hf(source: str, sizes: Sizes, *, is_length: bool) -> Sized:
     if other is not None:
         raise WrongArgument(f"asked what fits of {source}, which is to be found, with a value for it as well; give --{fixed} alone")
     path = Path(source.removeprefix(PREFIX))
-    model, _, loss_fn = load_hf(path, batch=1, length=2, dtype=sizes.dtype, has_weights=sizes.has_weights)
+    model, _, loss_fn = load_hf(path, replace(sizes, batch=1, length=2))
     vocabulary = model.config.get_text_config().vocab_size
     if is_length:
         return model, lambda size: make_tokens(given, size, vocabulary), loss_fn

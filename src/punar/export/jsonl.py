@@ -24,12 +24,13 @@ class JsonLines:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path, self._steps = Path(path), 0
+        self._steps = 0
         try:
+            self._path = Path(path)
             self._append("")
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:
             raise UsageError(
-                f"asked to write a line for each step to {path}: {error.strerror or error}; give a file in a folder that is there"
+                f"asked to write a line for each step to {path}: {getattr(error, 'strerror', None) or error}; give a file in a folder that is there"
             ) from error
 
     def __call__(self, stats: StepStats) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from punar.errors import UsageError
 from punar.export.libraries import imported
 from punar.export.metrics import METRICS, Metric
 from punar.torch.session import StepStats
@@ -25,9 +26,12 @@ class OpenTelemetry:
 
     Raises:
         MissingDependency: ``opentelemetry-api`` is not installed.
+        UsageError: the attributes are no mapping.
     """
 
     def __init__(self, meter: Meter | None = None, *, attributes: Mapping[str, str] | None = None) -> None:
+        if not isinstance(attributes or {}, Mapping):
+            raise UsageError(f'asked to record attributes with each number, found {attributes!r}; give a mapping such as {{"rank": "0"}}')
         if meter is None:
             meter = imported("opentelemetry.metrics", "opentelemetry-api", "opentelemetry").get_meter("punar")
         self._updates = [_update(meter, metric) for metric in METRICS]

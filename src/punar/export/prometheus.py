@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from punar.errors import UsageError
@@ -30,7 +31,7 @@ class Prometheus:
 
     Raises:
         MissingDependency: ``prometheus-client`` is not installed.
-        UsageError: neither port, path nor registry was given, the port cannot be had, or the registry has such metrics already.
+        UsageError: neither port, path nor registry was given, the path is in no folder, the port cannot be had, or the registry has such metrics already.
     """
 
     def __init__(
@@ -54,9 +55,15 @@ class Prometheus:
                 f"asked to register punar's metrics, the registry has them already ({error}); use one exporter in each registry"
             ) from error
         self._write = client.write_to_textfile
-        self._path = None if path is None else os.fspath(path)
+        self._path = None if path is None else self._checked(path)
         self._server: Any = None
         self.port = None if port is None else self._serve(client, port, address)
+
+    @staticmethod
+    def _checked(path: str | os.PathLike[str]) -> str:
+        if not isinstance(path, (str, os.PathLike)) or not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"asked to write metrics to {path!r}, found no folder for it; give a file in a folder that is there")
+        return os.fspath(path)
 
     def _serve(self, client: Any, port: int, address: str) -> int:
         try:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from punar.api import Spread, check_spread, check_step
+from punar.api import check_step
 from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading, check_budget, check_compress, check_offload, describe_type
 from punar.costs import find_device
+from punar.described import Spread
 from punar.errors import BudgetError, InfeasibleBudget, UsageError
 from punar.fitting.record import GOALS, Fit, Goal, Trial
 from punar.fitting.search import largest
@@ -120,14 +121,15 @@ def fit(
         raise UsageError(f'asked to maximize {maximize!r} with `total` or `optimizer_ns`, which are for "throughput"; leave them out')
     if device is None and (shards, zero_stage) != (1, 3):
         raise UsageError("asked what fits here with `shards` or `zero_stage`, which are for devices that are not here; give `device` too")
-    check_spread(shards, zero_stage)
+    spread = Spread(optimizer=optimizer, shards=shards, zero_stage=zero_stage)
+    spread.check()
     check_offload(offload)
     place = _place_of(model)
     steps = Steps(
         model=model,
         make_batch=make_batch,
         loss_fn=loss_fn,
-        spread=Spread(optimizer=optimizer, shards=shards, zero_stage=zero_stage),
+        spread=spread,
         offload=offload,
         compress=check_compress(compress),
         device=description_of(place) if device is None else find_device(device),

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from punar.api import Spread, described_by, optimizer_state_bytes, profile, trace_on
+from punar.api import profile
 from punar.arguments import LossFn, Offloading
 from punar.costs import Device, known_devices
+from punar.described import Spread, described_by, optimizer_state_bytes, trace_on
 from punar.errors import InfeasibleBudget, PlanMismatch, UsageError
 from punar.fitting.record import Trial
 from punar.ir import Trace

@@ -121,6 +121,7 @@ def trace_fake(
     optimizer_bytes: int = 0,
     has_gradients: bool = True,
     is_accumulating: bool = False,
+    in_flight: int = 1,
 ) -> FakeStep | None:
     """The trace of ``loss_fn(model, batch).backward()`` as it would run on ``device``, such as ``"cuda:0"``; None where autograd saves nothing.
 
@@ -130,6 +131,7 @@ def trace_fake(
         optimizer_bytes: resident besides.
         has_gradients: whether gradients that the model has now are there when the step begins.
         is_accumulating: whether one of each trained parameter is, be it there now or not.
+        in_flight: how many forward passes there are before the backward pass of the first one.
 
     Raises:
         DataDependentStep: an operator's result, or the model's path, depends on data.
@@ -142,7 +144,7 @@ def trace_fake(
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), random_state, fakes.replaced(model):
         fake_batch = fakes.tree(batch)
         with mode, KnownValues(), _OnCpu(), _autocast_is_refused(), _transformers_sees_no_fakes(), torch.compiler.set_stance("force_eager"):
-            _run(session, model, fake_batch, loss_fn)
+            _run(session, model, fake_batch, loss_fn, in_flight)
         session.complete()
     trace = session.trace
     if trace is None or not trace.saves:
@@ -158,12 +160,12 @@ def _storages(session: Session, tensors: list[tuple[int, Tensor]]) -> dict[int, 
     return {key: record.number for key, record in records if record is not None and record.number >= 0}
 
 
-def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn) -> None:
+def _run(session: Session, model: nn.Module, batch: Any, loss_fn: LossFn, in_flight: int) -> None:
     """One step in the session's block, which ends whatever happens."""
     is_failed = True
     session.start()
     try:
-        run_step(model, batch, loss_fn)
+        run_step(model, batch, loss_fn, in_flight)
         is_failed = False
     finally:
         session.stop(is_failed=is_failed)

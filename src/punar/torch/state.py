@@ -146,28 +146,28 @@ def restored(model: nn.Module) -> Iterator[StateSnapshot]:
         snapshot.restore(model)
 
 
-def run_step(model: nn.Module, batch: Any, loss_fn: LossFn) -> Tensor:
-    """One forward and backward pass.
+def run_step(model: nn.Module, batch: Any, loss_fn: LossFn, in_flight: int = 1) -> Tensor:
+    """One forward and backward pass, or so many forward passes and then the backward pass of each, in the same order; returns the first loss.
 
     Raises:
         UsageError: the loss is no real scalar tensor, nothing requires a gradient, or ``loss_fn`` ran backward itself.
     """
-    loss = loss_fn(model, batch)
-    check_loss(loss)
+    losses = [check_loss(loss_fn(model, batch)) for _ in range(in_flight)]
     try:
-        loss.backward()
+        for loss in losses:
+            loss.backward()
     except RuntimeError as error:
         if "backward through the graph a second time" not in str(error):
             raise
         raise UsageError(
             "asked for a step, loss_fn(model, batch) ran backward itself; it must only return the loss: remove its backward()"
         ) from error
-    detached: Tensor = loss.detach()
+    detached: Tensor = losses[0].detach()
     return detached
 
 
-def check_loss(loss: Any) -> None:
-    """Raises ``UsageError`` where backward could not start from this."""
+def check_loss(loss: Any) -> Tensor:
+    """Raises ``UsageError`` where backward could not start from this; returns it."""
     if not isinstance(loss, Tensor):
         raise UsageError(
             f"asked for a step, loss_fn(model, batch) returned a {type(loss).__name__}; it must return a scalar tensor: return the loss"
@@ -185,3 +185,4 @@ def check_loss(loss: Any) -> None:
             "asked for a step, the loss requires no gradient: no parameter of the model that it depends on does, or it was computed under no_grad. "
             "Set requires_grad on what should train"
         )
+    return loss
