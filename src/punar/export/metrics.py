@@ -87,6 +87,7 @@ METRICS = (
         read=lambda s: s.unmoved_values,
         text="Values that were to be moved or compressed and could not.",
     ),
+    Metric(name="drifts", unit="", kind="sum", read=lambda s: s.drifts, text="Notes of drift: see docs/drift.md."),
     Metric(name="traced_steps", unit="", kind="sum", read=lambda s: int(s.is_traced), text="Blocks that ran plain to be recorded."),
 )
 """All numbers of a step. A count of steps is that of the ``spread`` one."""
