@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from punar.profiles import Profile, explain
     from punar.remat import Remat
     from punar.reporting.explain import Explanation
+    from punar.targets import Targets
     from punar.torch.replayable import replayable
     from punar.verification import Verification, verify
 
@@ -27,6 +28,7 @@ _HOMES = {
     "Plan": "punar.plan",
     "Profile": "punar.profiles",
     "Remat": "punar.remat",
+    "Targets": "punar.targets",
     "Verification": "punar.verification",
     "explain": "punar.profiles",
     "frontier": "punar.api",
@@ -46,6 +48,7 @@ __all__ = [
     "Profile",
     "PunarError",
     "Remat",
+    "Targets",
     "Verification",
     "explain",
     "frontier",

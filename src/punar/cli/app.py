@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from punar import __version__
-from punar.cli import calibrate, demo, explain, frontier, profile, run, solve, verify
+from punar.cli import calibrate, check, demo, explain, frontier, profile, run, solve, verify
 from punar.cli.output import emit
 
 HELP = "Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical."
@@ -36,6 +36,7 @@ def options(
 
 
 app.command("calibrate")(calibrate.calibrate)
+app.command("check")(check.check)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
 app.command("frontier")(frontier.frontier)

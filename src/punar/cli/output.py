@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from punar.errors import BudgetError, InfeasibleBudget, PunarError, UsageError, VerificationError
+from punar.errors import BudgetError, InfeasibleBudget, PunarError, TargetError, UsageError, VerificationError
 from punar.reporting.table import format_columns, make_table
 
 
@@ -22,6 +22,7 @@ class Exit(enum.IntEnum):
     USAGE = 2
     INFEASIBLE = 3
     NOT_VERIFIED = 4
+    MISSED = 5
 
 
 class WrongArgument(UsageError):
@@ -33,7 +34,7 @@ def exit_code(error: PunarError) -> Exit:
     match error:
         case InfeasibleBudget():
             return Exit.INFEASIBLE
-        case BudgetError() | WrongArgument():
+        case BudgetError() | TargetError() | WrongArgument():
             return Exit.USAGE
         case VerificationError():
             return Exit.NOT_VERIFIED

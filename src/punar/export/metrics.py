@@ -88,6 +88,7 @@ METRICS = (
         text="Values that were to be moved or compressed and could not.",
     ),
     Metric(name="drifts", unit="", kind="sum", read=lambda s: s.drifts, text="Notes of drift: see docs/drift.md."),
+    Metric(name="rescues", unit="", kind="sum", read=lambda s: s.rescues, text="Repetitions of steps that ran out of memory."),
     Metric(name="traced_steps", unit="", kind="sum", read=lambda s: int(s.is_traced), text="Blocks that ran plain to be recorded."),
 )
 """All numbers of a step. A count of steps is that of the ``spread`` one."""
