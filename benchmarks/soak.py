@@ -43,6 +43,9 @@ SHAPES = (64, 128, 192)
 RENEWED = 120
 """After so many steps a strand gets a Remat of its own anew: what the one before held must go with it."""
 
+THREADED = 20
+"""At each so many steps a thread trains as well."""
+
 SLACK = {"tensor_bytes": 0, "descriptors": 0, "threads": 0, "children": 0, "resident_bytes": 24 << 20}
 """By how much the median of the last third of the counts may exceed that of the second. The resident set: what the allocator keeps of freed pages varies, and
 ``remat.stats`` grows with each step, by design."""
@@ -203,11 +206,11 @@ class OutOfMemory(Strand):
     """Some steps have more than their limit, and some operators find no memory."""
 
     def renew(self) -> None:
-        self.remat = punar.Remat(budget=0.9, limit="900 KiB")
+        self.remat = punar.Remat(budget=0.9, limit="800 KiB")
         self.model.faults = self.fail
 
     def fail(self) -> None:
-        if self.random.random() < 0.003:
+        if self.random.random() < 0.02:
             self.events += 1
             raise MemoryError("no memory, this time")
 
@@ -311,7 +314,7 @@ class Threads(Strand):
         self.other = Model().eval()  # its dropout would draw from the same generator at any time
 
     def run(self, batch: Tensor) -> bool:
-        if self.steps % 20 == 0:
+        if self.steps % THREADED == 0:
             self.events += 1
             thread = threading.Thread(target=self.train, args=(self.other,))
             thread.start()
@@ -353,7 +356,10 @@ def soak(all_strands: list[Strand], *, seconds: float, most_steps: int, counts: 
         done = max((time.monotonic() - start) / seconds, steps / most_steps if most_steps else 0)
         if done >= (taken + 1) / counts:
             taken += 1
-            yield Count.take(time.monotonic() - start, steps)
+            before = time.monotonic()
+            count = Count.take(before - start, steps)
+            start += time.monotonic() - before  # it may have waited for a plan
+            yield count
 
 
 HEADER = ("seconds", "steps", "live tensors, KiB", "descriptors", "threads", "children", "resident, MiB")
@@ -367,7 +373,7 @@ def row(count: Count) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=180.0, help="how long at most")
+    parser.add_argument("--seconds", type=float, default=180.0, help="how long to train at most; counting comes on top")
     parser.add_argument("--steps", type=int, default=0, help="how many steps of all strands at most; 0: as many as there is time for")
     parser.add_argument("--counts", type=int, default=18, help="how often to count; 9 at least")
     parser.add_argument("--seed", type=int, default=0)
