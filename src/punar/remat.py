@@ -27,7 +27,7 @@ from punar.arguments import (
     check_offload,
     check_solver,
 )
-from punar.errors import InfeasibleBudget, UsageError
+from punar.errors import InfeasibleBudget, PlanError, UsageError
 from punar.ir import Trace
 from punar.plan import Plan, simulate
 from punar.plan.moves import Channel
@@ -393,12 +393,14 @@ class Remat:
 
     def _replan(self, trace: Trace, extra_bytes: int) -> Callable[[], Plan]:
         """How a plan for a trace timed anew is made in another thread: all that must be asked in this one has been."""
-        budget = self._budget_for(trace, extra_bytes)
-        assert budget is not None  # else nothing is dropped, and no plan made anew
-        ceiling_bytes, budget_bytes = self._ladder.ceiling_bytes, None
+        budget, ceiling_bytes = self._budget_for(trace, extra_bytes), self._ladder.ceiling_bytes
+        budget_bytes = None
         if budget != "min":
-            budget_bytes = budget_in_bytes(trace, budget, 0, extra_bytes)
-            budget_bytes = (budget_bytes if ceiling_bytes is None else min(budget_bytes, ceiling_bytes)) - extra_bytes
+            asked = (ceiling_bytes, None if budget is None else budget_in_bytes(trace, budget, 0, extra_bytes))
+            known = [size for size in asked if size is not None]
+            if not known:
+                raise PlanError("asked for a plan anew, found neither a budget nor a limit: a step that is only measured needs none")
+            budget_bytes = min(known) - extra_bytes
         request = Request(trace=trace, budget_bytes=budget_bytes, solver=self.solver, channels=self._channels(trace, budget, self.solver))
         outside_peak_bytes = self._session.outside_peak_bytes
 

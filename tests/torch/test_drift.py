@@ -261,6 +261,22 @@ def test_a_plan_that_was_given_is_obeyed_whatever_it_takes(clock: Clock) -> None
     assert run.events == []
 
 
+def test_what_was_rescued_is_planned_anew_under_its_ceiling(clock: Clock) -> None:
+    """Where no budget was given there is still what a step that ran out of memory may reach."""
+    run = Run(clock, budget=None)
+    run.steps(3)
+    remat, trace = run.remat, run.remat.trace
+    assert trace is not None
+    with pytest.raises(PlanError, match="found neither a budget nor a limit"):
+        remat._replan(trace, 0)
+    assert remat.plan is not None
+    ceiling_bytes = int(0.8 * remat.plan.peak_bytes)
+    remat._ladder.tighten(ceiling_bytes)
+    plan = remat._replan(trace, 64)()
+    assert remat.plan.peak_bytes > ceiling_bytes >= plan.peak_bytes
+    assert plan.replayed_ops > 0
+
+
 def test_a_tighter_budget_forgets_what_could_be_gone_back_to(run: Run) -> None:
     run.settle()
     new = other_plan(run)
