@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from punar.profiles import Profile, explain
     from punar.remat import Remat
     from punar.reporting.explain import Explanation
+    from punar.targets import Targets
     from punar.torch.replayable import replayable
     from punar.verification import Verification, verify
 
@@ -29,6 +30,7 @@ _HOMES = {
     "Plan": "punar.plan",
     "Profile": "punar.profiles",
     "Remat": "punar.remat",
+    "Targets": "punar.targets",
     "Verification": "punar.verification",
     "explain": "punar.profiles",
     "fit": "punar.fitting",
@@ -50,6 +52,7 @@ __all__ = [
     "Profile",
     "PunarError",
     "Remat",
+    "Targets",
     "Verification",
     "explain",
     "fit",

@@ -3,6 +3,7 @@
 PunarError
 ├── BudgetError            a budget that is not a budget (also a ValueError)
 │   └── InfeasibleBudget   a budget below the least that any plan reaches
+├── TargetError            targets that are none, or a file of them that cannot be read (also a ValueError)
 ├── PlanError              a plan or profile that cannot be read, written or used (also a ValueError)
 │   └── PlanMismatch       a plan made for another model, shape or version
 ├── UsageError             the library was called in a way that cannot work (also a RuntimeError)
@@ -44,6 +45,10 @@ class InfeasibleBudget(BudgetError):
         self.budget_bytes = budget_bytes
         self.least_bytes = least_bytes
         self.holders = holders
+
+
+class TargetError(PunarError, ValueError):
+    """A target is none, or a file of targets cannot be read or has other keys; says which are known."""
 
 
 class PlanError(PunarError, ValueError):

@@ -29,7 +29,7 @@ from punar.arguments import (
     check_offload,
     check_solver,
 )
-from punar.errors import InfeasibleBudget, UsageError
+from punar.errors import InfeasibleBudget, PlanError, UsageError
 from punar.ir import Trace
 from punar.pages import page_of
 from punar.plan import Plan, simulate
@@ -41,6 +41,8 @@ from punar.reporting.report import Report
 from punar.reporting.timeline import Timeline
 from punar.solvers import least
 from punar.solvers import solve as solve_trace
+from punar.solvers.elsewhere import Request, can_ask, solve_elsewhere
+from punar.torch.drift import Drift
 from punar.torch.offload import Offload
 from punar.torch.places import opened, unmeasured
 from punar.torch.rescue import TIGHTER, Ladder, add_note, is_alone, is_out_of_memory, let_go
@@ -120,11 +122,12 @@ class Remat:
         self._has_raised: set[int] = set()
         self._told_plans: set[int] = set()
         self._promised_bytes = 0
+        self._drifts: list[Drift] = []
         self.limit = check_limit(limit)
         self._modules = check_modules(modules)
         self._ladder = Ladder()
         self._is_rescue_told = False
-        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int), limit_bytes=self.limit)
+        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int), limit_bytes=self.limit, replan=self._replan)
         self._places = check_offload(offload)
         self._opened_for = ""
         if plan is not None and plan.leaves_device:
@@ -146,20 +149,24 @@ class Remat:
     def _record(self, stats: StepStats) -> None:
         """Keeps what a step did, and tells those that want to know."""
         self.stats.append(stats)
+        drifts = self._session.drifts.take(len(self.stats)) if stats.drifts else []
+        self._drifts.extend(drifts)
         if _LOG.isEnabledFor(logging.INFO):
-            self._log(stats)
+            self._log(stats, drifts)
         for place, export in enumerate(self._exporters):
             try:
                 export(stats)
             except Exception as failure:
                 self._warn_of(place, failure)
 
-    def _log(self, stats: StepStats) -> None:
-        """A line at DEBUG for each step, at INFO for each plan that is new."""
+    def _log(self, stats: StepStats, drifts: list[Drift]) -> None:
+        """A line at DEBUG for each step, at INFO for each plan that is new, and for what is in ``drifts``."""
         plan = stats.plan
         if plan is not None and (key := hash((plan.budget_bytes, plan.fingerprint, plan.hold_from, plan.moves))) not in self._told_plans:
             self._told_plans.add(key)
             _LOG.info("step %d obeys a new plan: %s", len(self.stats), describe_plan(plan))
+        for drift in drifts:
+            _LOG.info("%s", drift)
         _LOG.debug("step %d: %s", len(self.stats), stats)
 
     def _warn_of(self, place: int, failure: Exception) -> None:
@@ -301,11 +308,11 @@ class Remat:
         except InfeasibleBudget as error:
             return moved(solve_trace(trace, error.least_bytes, channels=channels), extra_bytes)
 
-    def _channels(self, trace: Trace) -> tuple[Channel, ...]:
-        """All ways for values to be elsewhere or smaller meanwhile."""
+    def _channels(self, trace: Trace, budget: Budget = "min", solver: str = "auto") -> tuple[Channel, ...]:
+        """All ways for values to be elsewhere or smaller meanwhile, of which such a plan could make use."""
         offload = self._offload_from(trace.device)
         moves = () if offload is None or offload.has_failed else offload.channels
-        return (*moves, *codec_channels(trace, "min", "auto", self.compress))
+        return (*moves, *codec_channels(trace, budget, solver, self.compress))
 
     def _tell_rescue(self, error: BaseException, failed: Plan, plan: Plan) -> None:
         """Says once that steps are repeated."""
@@ -329,6 +336,11 @@ class Remat:
         """The last recorded step."""
         return self._session.trace
 
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        """Where steps and their plans differed, and what was done about it; see ``docs/drift.md``."""
+        return tuple(self._drifts)
+
     def report(self, *, html: str | Path | None = None) -> Report:
         """What was planned and what was measured; ``str()`` of it is a text.
 
@@ -342,7 +354,10 @@ class Remat:
             PlanError: the page cannot be written.
         """
         is_given = self._session.fixed is not None
-        report = Report.of_steps(self.stats, device=str(self._session.device), budget=self.budget, plan=self.plan, is_plan_given=is_given)
+        device = str(self._session.device)
+        report = Report.of_steps(
+            self.stats, device=device, budget=self.budget, plan=self.plan, is_plan_given=is_given, drifts=map(str, self._drifts)
+        )
         if html is not None:
             page_of(self._up_to_date("report on"), self.plan, report=report, steps=self.stats).save(html)
         return report
@@ -386,6 +401,10 @@ class Remat:
         ceiling_bytes = self._ladder.ceiling_bytes
         if ceiling_bytes is not None and plan.peak_bytes > ceiling_bytes:
             plan = self._plan_under(trace, ceiling_bytes, extra_bytes)
+        return self._beside_outside(plan, trace, extra_bytes, outside_peak_bytes)
+
+    def _beside_outside(self, plan: Plan, trace: Trace, extra_bytes: int, outside_peak_bytes: int) -> Plan:
+        """A plan with the peak that the block reaches outside of forward and backward, where that is higher."""
         if outside_peak_bytes <= plan.peak_bytes:
             return plan
         if isinstance(self.budget, int) and outside_peak_bytes > plan.budget_bytes:
@@ -397,6 +416,25 @@ class Remat:
                 least_bytes=outside_peak_bytes,
             )
         return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
+
+    def _replan(self, trace: Trace, extra_bytes: int) -> Callable[[], Plan]:
+        """How a plan for a trace timed anew is made in another thread: all that must be asked in this one has been."""
+        budget, ceiling_bytes = self._budget_for(trace, extra_bytes), self._ladder.ceiling_bytes
+        budget_bytes = None
+        if budget != "min":
+            asked = (ceiling_bytes, None if budget is None else budget_in_bytes(trace, budget, 0, extra_bytes))
+            known = [size for size in asked if size is not None]
+            if not known:
+                raise PlanError("asked for a plan anew, found neither a budget nor a limit: a step that is only measured needs none")
+            budget_bytes = min(known) - extra_bytes
+        request = Request(trace=trace, budget_bytes=budget_bytes, solver=self.solver, channels=self._channels(trace, budget, self.solver))
+        outside_peak_bytes = self._session.outside_peak_bytes
+
+        def make() -> Plan:
+            found = solve_elsewhere(request) if can_ask() else request.answer()
+            return self._beside_outside(moved(found, extra_bytes), trace, extra_bytes, outside_peak_bytes)
+
+        return make
 
     def _plan_within(self, trace: Trace, budget: Budget, extra_bytes: int) -> Plan:
         """The plan for a budget; without moves where a tier has failed and the budget can be met so."""

@@ -9,7 +9,7 @@ from punar.errors import BudgetError
 
 _BINARY = {"b": 0, "kib": 1, "mib": 2, "gib": 3, "tib": 4, "k": 1, "m": 2, "g": 3, "t": 4}
 _DECIMAL = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
-_PATTERN = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+)\s*$", re.IGNORECASE)
+_PATTERN = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zµ]+)\s*$", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
@@ -52,6 +52,17 @@ def _meant(number: float) -> str:
     if number > 1 and number.is_integer():
         return f'for bytes give the int {number:.0f} or the text "{number:.0f} B"'
     return 'give bytes such as "6 GiB", or a float in (0, 1] for a share of the activation peak'
+
+
+_SECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
+
+
+def parse_seconds(text: str) -> int | None:
+    """Reads ``"300 ms"``, ``"1.5 s"`` or ``"2 min"`` as nanoseconds; None where it is no number with such a unit."""
+    match = _PATTERN.match(text.replace("μ", "µ"))
+    if match is None or match[2] not in _SECONDS:
+        return None
+    return round(float(match[1]) * _SECONDS[match[2]])
 
 
 def format_bytes(size: int) -> str:

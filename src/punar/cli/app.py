@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from punar import __version__
-from punar.cli import calibrate, compare, demo, explain, fit, frontier, profile, report, run, solve, verify
+from punar.cli import calibrate, check, compare, demo, explain, fit, frontier, profile, report, run, solve, verify
 from punar.cli.output import emit
 
 HELP = "Makes a PyTorch training step fit a memory budget by recomputing activations; gradients stay bit-identical."
@@ -35,6 +35,7 @@ def options(
 
 
 app.command("calibrate")(calibrate.calibrate)
+app.command("check")(check.check)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from punar.errors import BudgetError, InfeasibleBudget, PunarError, UsageError, VerificationError
+from punar.errors import BudgetError, InfeasibleBudget, PunarError, TargetError, UsageError, VerificationError
 from punar.reporting.table import format_columns, make_table
 
 PATIENCE_SECONDS = 1.0
@@ -28,6 +28,7 @@ class Exit(enum.IntEnum):
     USAGE = 2
     INFEASIBLE = 3
     NOT_VERIFIED = 4
+    MISSED = 5
 
 
 class WrongArgument(UsageError):
@@ -39,7 +40,7 @@ def exit_code(error: PunarError) -> Exit:
     match error:
         case InfeasibleBudget():
             return Exit.INFEASIBLE
-        case BudgetError() | WrongArgument():
+        case BudgetError() | TargetError() | WrongArgument():
             return Exit.USAGE
         case VerificationError():
             return Exit.NOT_VERIFIED

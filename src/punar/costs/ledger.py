@@ -10,7 +10,7 @@ NOTE. The estimate of an operator's time.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
@@ -38,6 +38,12 @@ class Ledger:
     def add(self, op: Op, time_ns: int) -> None:
         """Notes one measured call."""
         self.samples.setdefault(key_of(op), deque(maxlen=REMEMBERED)).append(max(time_ns, 1))
+
+    def keep_last(self, trace: Trace, passes: int) -> None:
+        """Forgets all but the times of the last passes of a step: what its operators took before is no more what they take."""
+        for key, calls in Counter(key_of(op) for op in trace.ops).items():
+            if key in self.samples:
+                self.samples[key] = deque(list(self.samples[key])[-passes * calls :], maxlen=REMEMBERED)
 
     def times_of(self, op: Op) -> Sequence[int]:
         """What is known of an operator's time, the last times last (Rule 3)."""

@@ -87,6 +87,7 @@ METRICS = (
         read=lambda s: s.unmoved_values,
         text="Values that were to be moved or compressed and could not.",
     ),
+    Metric(name="drifts", unit="", kind="sum", read=lambda s: s.drifts, text="Notes of drift: see docs/drift.md."),
     Metric(
         name="rescues", unit="", kind="sum", read=lambda s: s.rescues, text="Times that a step was repeated since it ran out of memory."
     ),

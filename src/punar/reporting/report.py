@@ -70,6 +70,7 @@ class Report:
         obeyed: the steps that followed ``plan`` (or only measured, where the budget is None), or None.
         others: the steps that followed other plans, made for other shapes for example, or None.
         ignored: the steps for which the plan that was given was not made, or None.
+        drifts: where steps and their plans differed, and what was done about it, in lines.
     """
 
     device: str
@@ -79,9 +80,19 @@ class Report:
     obeyed: Measured | None
     others: Measured | None = None
     ignored: Measured | None = None
+    drifts: tuple[str, ...] = ()
 
     @classmethod
-    def of_steps(cls, steps: Iterable[StepLike], *, device: str, budget: object, plan: Plan | None, is_plan_given: bool = False) -> Report:
+    def of_steps(
+        cls,
+        steps: Iterable[StepLike],
+        *,
+        device: str,
+        budget: object,
+        plan: Plan | None,
+        is_plan_given: bool = False,
+        drifts: Iterable[str] = (),
+    ) -> Report:
         """Sums up the steps of a ``Remat``. ``plan``: the one in force."""
         rows = tuple(steps)
         followed = [step for step in rows if step.plan is not None]
@@ -94,6 +105,7 @@ class Report:
             obeyed=measure([step for step in followed if is_same(step.plan, shown)]),
             others=measure([step for step in followed if not is_same(step.plan, shown)]),
             ignored=measure([step for step in rows if step.plan is None and not step.is_traced]),
+            drifts=tuple(drifts),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,6 +119,7 @@ class Report:
             "obeyed": None if self.obeyed is None else asdict(self.obeyed),
             "others": None if self.others is None else asdict(self.others),
             "ignored": None if self.ignored is None else asdict(self.ignored),
+            "drifts": list(self.drifts),
         }
 
     def __str__(self) -> str:
@@ -167,6 +180,8 @@ class Report:
             )
         if self.traced:
             notes.append(f"traced: {count(self.traced.steps, 'step')}, median {format_seconds(self.traced.time_ns)}, not counted above")
+        if self.drifts:
+            notes.append(f"{count(len(self.drifts), 'note')} of drift, the last: {self.drifts[-1]}")
         if self.plan and self.plan.bound_ns:
             plans = "plan that makes each value again at most once" if self.plan.solver == "milp" else "plan"
             notes.append(f"no {plans} at this budget can be faster than {format_seconds(self.plan.bound_ns)} (proved)")

@@ -14,6 +14,7 @@ from punar.costs import Ledger
 from punar.ir import Op, Trace
 from punar.plan import Plan
 from punar.plan.plan import MoveRow
+from punar.torch.drift import Trial, Watch
 from punar.torch.operators import operator_info
 
 _TIMED_FIRST = 3
@@ -96,7 +97,8 @@ class Script:
     ``quiet``: in how many passes in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a replay may read.
     ``timed_ns``: what timed passes took beside their replays, ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran
     unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others than traced, which say what such a step takes
-    but not what the traced operators do; None where there were none. ``is_cut``: its trace ends where recording ran out of memory, so that it teaches
+    but not what the traced operators do; None where there were none. ``watch``, ``trial``: see ``drift``.
+    ``is_cut``: its trace ends where recording ran out of memory, so that it teaches
     nothing, and steps go on beyond it.
     """
 
@@ -115,6 +117,8 @@ class Script:
         self.replays_ns: deque[int] = deque(maxlen=_REMEMBERED)
         self.rests_ns: deque[int] = deque(maxlen=_RESTS)
         self.own_times: Ledger | None = None
+        self.watch = Watch()
+        self.trial: Trial | None = None
         bones = plan.skeleton
         columns = (bones.names, bones.has_grad_mode, bones.is_recorded, bones.holds, bones.peak_bytes)
         self.rows = [Row(*row) for row in zip(*columns, strict=True)]
@@ -144,6 +148,7 @@ class Script:
         script.passes, script.passages, script.drift_bytes, script.own_times = self.passes, self.passages, self.drift_bytes, self.own_times
         if (plan.hold_from, plan.moves) == (self.plan.hold_from, self.plan.moves):
             script.quiet, script.timed_ns, script.replays_ns, script.rests_ns = self.quiet, self.timed_ns, self.replays_ns, self.rests_ns
+            script.watch = self.watch
         return script
 
     @property
@@ -158,9 +163,20 @@ class Script:
         return self.quiet >= _QUIET
 
     @property
+    def has_settled(self) -> bool:
+        """Whether what it takes is predicted from passes whose backward ran unwatched."""
+        return len(self.rests_ns) >= _SETTLED
+
+    @property
     def may_rest(self) -> bool:
         """Whether the next pass's backward need not be watched."""
         return self.is_quiet and not self.is_plain and not self.is_timed and self.passes % (LEFT_ALONE + 1) != 0
+
+    def measure_anew(self) -> None:
+        """Its plan does not say what passes do: the next ones are timed, and what was learned before does not count."""
+        self.timed_ns.clear()
+        self.replays_ns.clear()
+        self.rests_ns.clear()
 
     def learn_rest(self, time_ns: int) -> bool:
         """A pass is over whose backward ran unwatched, with its time less its replays'; says whether to judge the plan by these now."""
@@ -181,7 +197,7 @@ class Script:
         """The trace with estimated times; what replays and the rest of the step cost besides operators is learned from the timed passes."""
         assert self.trace is not None
         trace = replace(self.trace, ops=(self.own_times or ledger).timed(self.trace).ops, overhead_ns=0)
-        passes_ns = self.timed_ns if len(self.rests_ns) < _SETTLED else self.rests_ns
+        passes_ns = self.rests_ns if self.has_settled else self.timed_ns
         # Also what estimates leave out that are medians: times have a long tail.
         seen = self.plan.judged(trace)
         gap_ns = max(0, int(median(passes_ns)) - trace.plain_time_ns - seen.busy_ns)

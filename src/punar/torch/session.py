@@ -32,6 +32,7 @@ from punar.plan import Plan, make_plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
+from punar.torch.drift import Drift, Drifts, Pass, Replan
 from punar.torch.engine import announced, aside, is_innermost, runs_python
 from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
@@ -79,7 +80,8 @@ class StepStats:
     ``moved_bytes``: copied off the device and back, each way counted; ``stall_ns``: time waited for it; ``unmoved_values``: that were to be moved
     or encoded and could not. ``coded_bytes``: of values that were held in fewer bytes; ``coding_ns``: time taken by that. ``is_traced``: the block,
     or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was. ``rescues``: how often
-    ``Remat.step`` repeated the step, which ran out of memory; the other fields are those of the last attempt. ``str()`` is a line.
+    ``Remat.step`` repeated the step, which ran out of memory; the other fields are those of the last attempt. ``drifts``: how many entries
+    ``Remat.drifts`` got in the step. ``str()`` is a line.
     """
 
     measured_peak_bytes: int | None
@@ -96,6 +98,7 @@ class StepStats:
     coded_bytes: int = 0
     coding_ns: int = 0
     rescues: int = 0
+    drifts: int = 0
 
     def __str__(self) -> str:
         measured = "unmeasured" if self.measured_peak_bytes is None else format_bytes(self.measured_peak_bytes)
@@ -108,6 +111,7 @@ class StepStats:
             f"{self.unmoved_values} values could not be moved" if self.unmoved_values else "",
             "recorded" if self.is_traced else "",
             f"repeated {self.rescues} times, out of memory" if self.rescues else "",
+            f"{self.drifts} notes of drift" if self.drifts else "",
         ]
         return ", ".join(filter(None, parts))
 
@@ -148,7 +152,8 @@ class Session(TorchDispatchMode):
     """Sees every operator of the ``with`` block.
 
     ``planner``: turns a finished trace into a plan. ``is_in_bytes``: its budget is a number of bytes, whatever the step. ``limit_bytes``: what the
-    whole step may have on the CPU, None for no limit. ``undo``: what is known of the changes of a step that can be repeated, None where it cannot.
+    whole step may have on the CPU, None for no limit. ``replan``: has a plan made beside training (see ``drift``).
+    ``undo``: what is known of the changes of a step that can be repeated, None where it cannot.
     ``is_guarded``: either is there, so that each operator is seen, whatever the plan. ``failed``: the script of the step that ran out of memory last, or
     the one that was recorded of it as far as it came; None where nothing is known of it.
     """
@@ -164,7 +169,9 @@ class Session(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # compiled regions stay compiled
 
-    def __init__(self, planner: Planner, *, is_in_bytes: bool = False, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, planner: Planner, *, is_in_bytes: bool = False, limit_bytes: int | None = None, replan: Replan | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit_bytes = limit_bytes
         self.undo: Undo | None = None
@@ -174,6 +181,7 @@ class Session(TorchDispatchMode):
         self.owner = next(_owners)
         self.planner = planner
         self.scripts = ScriptCache()
+        self.drifts = Drifts(self.scripts, replan)
         self.fixed: Script | None = None
         self.meter: Meter = Meter()
         self.device = torch.device("cpu")
@@ -257,7 +265,7 @@ class Session(TorchDispatchMode):
         self.is_watched = self.is_guarded or not self.calm.is_calm
         self.phase = Waiting(self) if self.is_watched else None
         self.started_ns = self.episode_started_ns = time.perf_counter_ns()
-        self.episode_replay_ns = self.episode_lost_ns = 0
+        self.episode_before = Pass(time_ns=0)
         with ExitStack() as stack:
             if self.is_watched:
                 stack.enter_context(hooks(self.pack, unpack))
@@ -316,6 +324,7 @@ class Session(TorchDispatchMode):
             unmoved_values=moved.kept,
             coded_bytes=moved.coded_bytes,
             coding_ns=moved.coding_ns,
+            drifts=self.drifts.found,
         )
 
     def measured_peak(self) -> int | None:
@@ -350,12 +359,20 @@ class Session(TorchDispatchMode):
     def leave_episode(self) -> None:
         """The forward pass is over, for whatever reason."""
         phase, self.phase = self.phase, None
-        now, replay_ns, lost_ns = self.count.now_ns(), self.count.time_ns, self.movers.count.lost_ns
+        now, before, moved = self.count.now_ns(), self.episode_before, self.movers.count
+        so_far = Pass(
+            time_ns=now,
+            replay_ns=self.count.time_ns,
+            lost_ns=moved.lost_ns,
+            replayed=self.count.operators,
+            moved_bytes=moved.nbytes,
+            kept=moved.kept,
+        )
         if isinstance(phase, Follower):
             phase.episode.seal()
             if self.judge(phase) and phase.is_complete and not phase.script.is_cut:
-                self.learn(phase, now - self.episode_started_ns - (lost_ns - self.episode_lost_ns), replay_ns - self.episode_replay_ns)
-        self.episode_started_ns, self.episode_replay_ns, self.episode_lost_ns = now, replay_ns, lost_ns
+                self.learn(phase, so_far.since(replace(before, time_ns=self.episode_started_ns)))
+        self.episode_started_ns, self.episode_before = now, so_far
 
     def judge(self, follower: Follower) -> bool:
         """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, such steps are recorded."""
@@ -394,34 +411,54 @@ class Session(TorchDispatchMode):
             return False
         return self.scripts.stray(script) if follower.mismatches > few else self.scripts.resize(script)
 
-    def learn(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
+    def learn(self, follower: Follower, passed: Pass) -> None:
         """A pass of a script is complete: its plan is judged by the times that were seen, and made anew where they change it much and early."""
-        self.judge_again(follower, wall_ns, replay_ns)
+        self.judge_again(follower, passed)
         if follower.script.passes >= LEARNED_AFTER:
             forget_derived()
 
-    def judge_again(self, follower: Follower, wall_ns: int, replay_ns: int) -> None:
+    def judge_again(self, follower: Follower, passed: Pass) -> None:
         """What ``learn`` does."""
         script = follower.script
         script.passes += 1
-        if script.trace is None or not (follower.is_timed or (follower.has_rested and self.meter.is_synchronous)):
+        if script.trace is None or not (follower.is_timed or self.meter.is_synchronous):
             return
+        if self.is_worse(follower, passed) or not (follower.is_timed or follower.has_rested):
+            return
+        wall_ns = passed.time_ns - passed.lost_ns
         if follower.is_timed:
-            script.learn(wall_ns, replay_ns, self.ledger, is_resized=follower.resized > 0)
-        elif not script.learn_rest(wall_ns - replay_ns):
+            script.learn(wall_ns, passed.replay_ns, self.ledger, is_resized=follower.resized > 0)
+        elif not script.learn_rest(wall_ns - passed.replay_ns):
             return
         if len(script.timed_ns) < LEARNED_AFTER:
             return
+        is_measured_anew, script.watch.is_measured_anew = script.watch.is_measured_anew, False
+        if is_measured_anew:
+            (script.own_times or self.ledger).keep_last(script.trace, LEARNED_AFTER)
         self.cache.save(self.ledger)
         script.retimed = self.trace = trace = script.retimed_trace(self.ledger)
         known = judged_anew(script.plan, trace)
-        if abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
+        if is_measured_anew or abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
             script.plan = self.plan = known
+            if is_measured_anew:
+                self.drifts.plan_anew(script, trace)
             return
         script.trace = trace
         self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes)
         self.followed = script.replanned(self.plan, script.extra_bytes)
         self.scripts.replace(script, self.followed)
+
+    def is_worse(self, follower: Follower, passed: Pass) -> bool:
+        """A pass is over that may say whether its plan still holds (see ``drift``); says whether that is a new one, given up for the one before."""
+        script = follower.script
+        is_comparable = not follower.is_timed and len(script.timed_ns) >= LEARNED_AFTER and follower.has_rested == script.has_settled
+        if not is_comparable or passed.kept:
+            return False
+        now = self.drifts.see(script, passed, is_rest=follower.has_rested)
+        if now is script:
+            return False
+        self.followed, self.plan = now, now.plan
+        return True
 
     def allow(self, measured_peak_bytes: int) -> None:
         """A block is over: where it needed more than its plan said, the plan's next steps are given that room.
@@ -436,6 +473,7 @@ class Session(TorchDispatchMode):
             self.allow_passage(measured_peak_bytes)
             return
         if self.movers.count.kept:
+            self.drifts.note(Drift(kind="fallbacks", event="drifted", measured=self.movers.count.kept, predicted=0))
             script.extra_bytes = OUTDATED
             return
         if abs(measured_peak_bytes - script.measured_peak_bytes) > _SAME_PEAK * measured_peak_bytes:
@@ -445,6 +483,10 @@ class Session(TorchDispatchMode):
             if script is self.fixed:
                 self.warn_excess(measured_peak_bytes)
             script.drift_bytes += excess
+            seen = Drift(kind="peak", event="drifted", measured=measured_peak_bytes, predicted=self.obeyed[0].peak_bytes)
+            self.drifts.note(seen)
+            if script.trial is not None:
+                self.followed = self.drifts.roll_back(script, replace(seen, event="rolled back"))
 
     def allow_passage(self, measured_peak_bytes: int) -> None:
         """A step began along one script and went over to another: where that exceeds a budget in bytes again and again, the first leaves room for it."""
@@ -492,6 +534,7 @@ class Session(TorchDispatchMode):
     def loosen(self) -> None:
         """All plans are made anew before they are followed again."""
         self.scripts.forget_cut()
+        self.drifts.forget_trials()
         for script in self.scripts:
             script.extra_bytes = OUTDATED
 
@@ -501,6 +544,7 @@ class Session(TorchDispatchMode):
         assert failed is not None
         assert failed.trace is not None
         self.has_failed = False  # all that it left is gone
+        self.drifts.forget_trials()
         self.plan = plan
         if failed.is_cut:
             self.scripts.add(self.pending_key, Script(plan, trace=failed.trace, is_cut=True))
@@ -629,6 +673,7 @@ class Session(TorchDispatchMode):
         """The script of a recorded step, its plan made anew where more or less is resident now than it was made for."""
         trace = script.trace
         assert trace is not None
+        script = self.drifts.begin(script)
         resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, more_gradient_bytes)
         if resident + script.drift_bytes != script.extra_bytes and not script.is_cut:
             before_ns = time.perf_counter_ns()
