@@ -164,7 +164,7 @@ def test_this_machine_is_measured(folder: Path, capsys: pytest.CaptureFixture[st
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no such device": (("step.py", "--device", "h100"), 2, "give one of v100-32gb"),
     "no such optimizer": (("step.py", "--device", "cpu", "--optimizer", "lion"), 2, "give one of sgd"),
-    "an optimizer of negative size": (("step.py", "--device", "cpu", "--optimizer", "-1"), 1, "the optimizer -1.0"),
+    "an optimizer of negative size": (("step.py", "--device", "cpu", "--optimizer", "-1"), 2, "the optimizer '-1'"),
     "an optimizer for a step that runs": (("step.py", "--optimizer", "adamw"), 2, "give --device too"),
     "shards for a step that runs": (("step.py", "--shards", "2"), 2, "give --device too"),
     "no length": (("hf:config.json",), 2, "give --length"),

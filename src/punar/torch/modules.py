@@ -14,7 +14,7 @@ _CALL = torch.nn.Module._call_impl.__code__
 _NOT_THE_USERS = ("torch.", "punar.torch.")
 """Modules by the names they begin with, whose lines say nothing of the model."""
 
-_NOBODYS = ("punar.api.", "punar.verification.")
+_NOBODYS = ("punar.api.", "punar.described.", "punar.verification.")
 """Those that run a step by themselves."""
 
 
