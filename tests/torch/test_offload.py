@@ -146,6 +146,39 @@ def test_random_programs_take_the_predicted_bytes(program: Program, seed: int, h
         assert stats.moved_bytes == stats.plan.moved_bytes
 
 
+class LandingAtFull(RandomOffload):
+    """Has all that can move be away by the time that the step's one ``torch.full`` runs."""
+
+    def _make_plan(self, trace: Trace, *_: int) -> Plan:
+        full = next(op.id for op in trace.ops if op.name.startswith("aten.full"))
+        values = [value for value in movable(trace, 1) if trace.values[value].producer < full]
+        moves = [Move(value=value, land=full, fetch=trace.demand_rank[value]) for value in values]
+        return make_plan(trace, [0] * len(trace.values), solver="late", budget_bytes=0, moves=moves, channels=self.offload.channels)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_was_to_be_gone_at_an_operator_that_does_not_run_is_gone(is_last: bool, disk: Offload) -> None:
+    """As where a loss scaler makes its scale in the first step alone."""
+    torch.manual_seed(0)
+    model, batch = make_wide(), torch.randn(512, 256)
+    remat = LandingAtFull(0, 0.0, disk)
+    for number in range(2):
+        with remat:
+            loss = model(batch).square().mean()
+            if number == 0:
+                torch.full((1,), 2.0)
+            if not is_last:
+                loss = loss * 2.0
+            loss.backward()
+        model.zero_grad()
+        del loss
+    stats = remat.stats[-1]
+    assert stats.plan is not None
+    assert stats.measured_peak_bytes is not None
+    assert stats.moved_bytes == stats.plan.moved_bytes > 0
+    assert 0 <= stats.plan.peak_bytes - stats.measured_peak_bytes <= 64
+
+
 # -- faults --------------------------------------------------------------------------------------------------------------
 
 

@@ -173,6 +173,7 @@ class Follower:
 
     def backward_row(self, func: Any) -> Row:
         """The row of a backward operator: known only for its scratch, so that an unexpected one does no harm."""
+        self.land_all()
         rows, cursor = self.backward_rows, self.backward_cursor
         if cursor < len(rows) and rows[cursor].func is func:
             self.backward_cursor = cursor + 1
@@ -192,7 +193,10 @@ class Follower:
         for place in range(self.cursor, min(self.cursor + _LOOK_AHEAD, len(self.rows) - 1)):
             row = self.rows[place]
             if row.is_of(func, has_grad=has_grad):
-                self.mismatches += sum(r.has_grad_mode for r in self.rows[self.cursor : place])
+                passed = self.rows[self.cursor : place]
+                self.mismatches += sum(r.has_grad_mode for r in passed)
+                for number in (number for r in passed for number in r.lands):
+                    self.land(number)  # else what was to be gone by now would stay
                 self.cursor = place + 1
                 return row
             if row.has_grad_mode and not has_grad:
@@ -209,7 +213,7 @@ class Follower:
         self.rows, self.backward_rows = script.rows, script.backward_rows
         self.cursor += 1
         self.is_timed = self.may_rest = False
-        self.away = {}
+        self.land_all()
         return True
 
     def record(self, row: Row, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -304,6 +308,11 @@ class Follower:
         value = reference() if reference is not None else None
         if value is not None and not self.episode.is_sealed:
             land(value)
+
+    def land_all(self) -> None:
+        """The copies are done, be it that the operators that were to wait for them never run."""
+        for number in tuple(self.away):
+            self.land(number)
 
     def made_again(self, value: Value) -> Tensor:
         """A tensor on the storage of a value that is not at hand."""
