@@ -10,7 +10,7 @@ import torch
 from punar.arguments import Budget, Offloading, check_offload
 from punar.errors import BudgetError, InfeasibleBudget
 from punar.ir import Trace
-from punar.plan import Plan, make_plan, simulate
+from punar.plan import Plan, plain_plan, simulate
 from punar.plan.codecs import codec_of
 from punar.plan.moves import Channel
 from punar.solvers import codable, holder_lines, holders_at_peak, least
@@ -31,9 +31,9 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
     """
     if budget == "min":
         return moved(least(trace, channels), extra_bytes)
-    plain = simulate(trace, (0,) * len(trace.values))
     if budget is None:
-        return moved(make_plan(trace, (0,) * len(trace.values), solver="none", budget_bytes=plain.peak_bytes), extra_bytes)
+        return moved(plain_plan(trace), extra_bytes)
+    plain = simulate(trace, (0,) * len(trace.values))
     budget_bytes = budget_in_bytes(trace, budget, plain.peak_bytes, extra_bytes)
     try:
         return moved(solve_trace(trace, budget_bytes - extra_bytes, solver, channels), extra_bytes)

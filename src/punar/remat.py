@@ -438,12 +438,12 @@ class Remat:
 
     def _plan_within(self, trace: Trace, budget: Budget, extra_bytes: int) -> Plan:
         """The plan for a budget; without moves where a tier has failed and the budget can be met so."""
-        offload = self._offload_from(trace.device)
-        codecs = codec_channels(trace, budget, self.solver, self.compress)
+        offload, channels = self._offload_from(trace.device), self._channels(trace, budget, self.solver)
         if offload is not None and offload.has_failed:
             with suppress(InfeasibleBudget):
-                return plan_for(trace, budget, self.solver, extra_bytes, codecs)
-        return plan_for(trace, budget, self.solver, extra_bytes, (*(() if offload is None else offload.channels), *codecs))
+                return plan_for(trace, budget, self.solver, extra_bytes, channels)
+            channels = (*offload.channels, *channels)
+        return plan_for(trace, budget, self.solver, extra_bytes, channels)
 
     def _offload_from(self, device: str) -> Offload | None:
         """Where a step on this device may offload to; opened now where that was not yet known."""

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -346,6 +346,12 @@ def _check_moves(plan: Plan) -> None:
             raise FieldError(
                 f"channel {channel.name!r} keeps {channel.block_kept} B of each {channel.block_bytes}, which no codec of that name does"
             )
+
+
+def plain_plan(trace: Trace) -> Plan:
+    """The plan of a step that holds everything."""
+    plan = make_plan(trace, (0,) * len(trace.values), solver="none", budget_bytes=0)
+    return replace(plan, budget_bytes=plan.peak_bytes)
 
 
 def make_plan(

@@ -173,7 +173,8 @@ class Follower:
 
     def backward_row(self, func: Any) -> Row:
         """The row of a backward operator: known only for its scratch, so that an unexpected one does no harm."""
-        self.land_all()
+        if self.away:
+            self.land_all()
         rows, cursor = self.backward_rows, self.backward_cursor
         if cursor < len(rows) and rows[cursor].func is func:
             self.backward_cursor = cursor + 1

@@ -28,7 +28,7 @@ from punar.costs import CostCache, Ledger
 from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
-from punar.plan import Plan, make_plan, simulate
+from punar.plan import Plan, plain_plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
@@ -845,12 +845,6 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return f"{line.partition(':')[2].strip()}, {torch.backends.cpu.get_cpu_capability()}"
     return f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def plain_plan(trace: Trace) -> Plan:
-    """The plan of a step that holds everything."""
-    keep = (0,) * len(trace.values)
-    return make_plan(trace, keep, solver="none", budget_bytes=simulate(trace, keep).peak_bytes)
 
 
 def empty_plan(plan: Plan) -> Plan:
