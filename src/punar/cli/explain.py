@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, check_output, compress_by, offload_to, parse_budget
+from punar.cli.options import BUDGET_HELP, Compress, Json, Offload, budget_beside, check_output
 from punar.cli.output import emit, emit_json, emit_table, say
+from punar.cli.solve import plan_asked_for
 
 if TYPE_CHECKING:
-    from punar import Explanation, Plan, Profile
+    from punar import Explanation
 
 
 def explain(
@@ -24,14 +25,12 @@ def explain(
     json: Json = False,
 ) -> None:
     """Says what sets the peak of a recorded step, what a plan does about it and why, and what would lower it."""
-    if budget is not None and plan is not None:
-        raise typer.BadParameter("give --budget or --plan, not both", param_hint="--budget / --plan")
-    asked = None if budget is None else parse_budget(budget)
+    asked = budget_beside(plan, budget)
     check_output(trace)
     import punar
 
     found = punar.Profile.load(profile)
-    obeyed = punar.Plan.load(plan) if plan is not None else solved(found, asked, offload, compress)
+    obeyed = plan_asked_for(found, asked, plan, offload, compress)
     explanation = punar.explain(found, obeyed)
     if trace is not None:
         found.timeline(obeyed).save(trace)
@@ -40,16 +39,6 @@ def explain(
         emit_json(explanation.to_dict())
     else:
         _print(explanation)
-
-
-def solved(profile: Profile, budget: str | float | int | None, offload: list[str] | None, compress: list[str] | None) -> Plan | None:
-    """The plan for a budget; None where none was asked for."""
-    if budget is None:
-        return None
-    import punar
-
-    with offload_to(offload) as place:
-        return punar.solve(profile, budget=budget, offload=place, compress=compress_by(compress))
 
 
 def _print(explanation: Explanation) -> None:

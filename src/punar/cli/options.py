@@ -92,6 +92,18 @@ def offload_to(offload: list[str] | None) -> Iterator[list[str] | None]:
         yield [f"disk:{folder}" if place == "disk" else place for place in offload]
 
 
+def budget_beside(plan: Path | None, budget: str | None) -> str | float | int | None:
+    """Reads a budget that may be left out, and must be where a plan is given.
+
+    Raises:
+        typer.BadParameter: both were given.
+        BudgetError: the budget is none.
+    """
+    if budget is not None and plan is not None:
+        raise typer.BadParameter("give --budget or --plan, not both", param_hint="--budget / --plan")
+    return None if budget is None else parse_budget(budget)
+
+
 def compress_by(names: list[str] | None) -> tuple[str, ...]:
     """Reads how to compress as ``punar.Remat`` takes it: exactly, besides what was asked for, unless that is nothing.
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from punar.cli.explain import solved
-from punar.cli.options import BUDGET_HELP, Compress, Offload, check_output, parse_budget
+from punar.cli.options import BUDGET_HELP, Compress, Offload, budget_beside, check_output
 from punar.cli.output import say
+from punar.cli.solve import plan_asked_for
 
 
 def report(
@@ -21,14 +21,12 @@ def report(
     compress: Compress = None,
 ) -> None:
     """Writes one page of HTML on a recorded step: what memory costs in time, what is there when, and what a plan does about it."""
-    if budget is not None and plan is not None:
-        raise typer.BadParameter("give --budget or --plan, not both", param_hint="--budget / --plan")
-    asked = None if budget is None else parse_budget(budget)
+    asked = budget_beside(plan, budget)
     check_output(output)
     import punar
     from punar.pages import page_of
 
     found = punar.Profile.load(profile)
-    obeyed = punar.Plan.load(plan) if plan is not None else solved(found, asked, offload, compress)
+    obeyed = plan_asked_for(found, asked, plan, offload, compress)
     page_of(found, obeyed).save(output)
     say(f"wrote {output}")

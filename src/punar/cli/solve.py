@@ -13,7 +13,7 @@ from punar.errors import UsageError
 from punar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from punar import Plan
+    from punar import Plan, Profile
 
 
 def solve(
@@ -40,6 +40,20 @@ def solve(
         emit_json(summary(plan))
         return
     emit_plan(plan)
+
+
+def plan_asked_for(
+    profile: Profile, budget: str | float | int | None, plan: Path | None, offload: list[str] | None, compress: list[str] | None
+) -> Plan | None:
+    """The plan in a file, or the one for a budget; None where neither was asked for."""
+    import punar
+
+    if plan is not None:
+        return punar.Plan.load(plan)
+    if budget is None:
+        return None
+    with offload_to(offload) as place:
+        return punar.solve(profile, budget=budget, offload=place, compress=compress_by(compress))
 
 
 def emit_plan(plan: Plan) -> None:
