@@ -95,13 +95,18 @@ def budget_in_bytes(trace: Trace, budget: str | int | float, plain_peak_bytes: i
                 f'budget "auto" is what the device has free; the step was recorded on {trace.device}, which this machine has not: '
                 'give bytes such as "6 GiB" or a fraction such as 0.4'
             )
-        return int((device_memory(trace.device)[1] + trace.resident_bytes + extra_bytes) * _AUTO_MARGIN)
+        return free_budget(trace.device, trace.resident_bytes + extra_bytes)
     assert isinstance(budget, int)
     if memory_bytes is None and has_device(trace.device):
         memory_bytes = device_memory(trace.device)[0]
     if memory_bytes is not None and budget > memory_bytes:
         raise BudgetError(f"budget {format_bytes(budget)} is above what {name} has, {format_bytes(memory_bytes)}; give at most that")
     return budget
+
+
+def free_budget(device: str, used_bytes: int) -> int:
+    """What ``"auto"`` stands for on a device that is here, where so many bytes of the step are in use already."""
+    return int((device_memory(device)[1] + used_bytes) * _AUTO_MARGIN)
 
 
 def _memory_of(trace: Trace) -> tuple[int | None, str]:

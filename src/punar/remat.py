@@ -34,7 +34,7 @@ from punar.ir import Trace
 from punar.pages import page_of
 from punar.plan import Plan, simulate
 from punar.plan.moves import Channel
-from punar.planning import budget_in_bytes, codec_channels, held_text, moved, plan_for, resident_text
+from punar.planning import budget_in_bytes, codec_channels, free_budget, held_text, moved, plan_for, resident_text
 from punar.profiles import Profile, explain
 from punar.reporting.explain import Explanation
 from punar.reporting.report import Report
@@ -127,7 +127,13 @@ class Remat:
         self._modules = check_modules(modules)
         self._ladder = Ladder()
         self._is_rescue_told = False
-        self._session = Session(self._make_plan, is_in_bytes=isinstance(self.budget, int), limit_bytes=self.limit, replan=self._replan)
+        self._session = Session(
+            self._make_plan,
+            first_budget=self._first_budget,
+            is_in_bytes=isinstance(self.budget, int),
+            limit_bytes=self.limit,
+            replan=self._replan,
+        )
         self._places = check_offload(offload)
         self._opened_for = ""
         if plan is not None and plan.leaves_device:
@@ -452,6 +458,14 @@ class Remat:
             self._session.movers.offload = opened(self._places, device)
             self._opened_for = kind
         return self._session.movers.offload
+
+    def _first_budget(self, device: torch.device, used_bytes: int) -> int | None:
+        """What a step that has no plan yet may have, in bytes; None where that is not known before it was seen."""
+        budget_bytes = self.budget if isinstance(self.budget, int) else None
+        if self.budget == "auto" and device.type in ("cpu", "cuda"):
+            budget_bytes = free_budget(str(device), used_bytes)
+        known = [each for each in (budget_bytes, self._ladder.ceiling_bytes) if each is not None]
+        return min((*known, *(() if self.limit is None else (self.limit,)))) if known else None
 
     def _budget_for(self, trace: Trace, extra_bytes: int) -> Budget:
         """The budget for a step of this shape: a share of a small step is no less than what a larger one was given in bytes."""

@@ -212,6 +212,10 @@ class Meter:
         """Bytes that were there before a step which began beside ``live_before`` bytes of what operators had made."""
         return source_bytes + live_before
 
+    def used(self, live_bytes: int, source_bytes: int) -> int:
+        """Bytes of the whole step when so many were live, beside ``source_bytes`` of what it reads and no operator made."""
+        return source_bytes + live_bytes
+
 
 class CudaMeter(Meter):
     """Reads the caching allocator's statistics; storages are still known by their records, but not counted."""
@@ -221,15 +225,18 @@ class CudaMeter(Meter):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.before = 0
+        self.before = self.live_before = 0
 
     def start(self) -> None:
         super().start()
         torch.cuda.reset_peak_memory_stats(self.device)
-        self.before = torch.cuda.memory_allocated(self.device)
+        self.before, self.live_before = torch.cuda.memory_allocated(self.device), self.live
 
     def resident_with(self, live_before: int, source_bytes: int) -> int:
         return self.before
+
+    def used(self, live_bytes: int, source_bytes: int) -> int:
+        return self.before + live_bytes - self.live_before
 
     def count(self, out: Any, peak_bytes: int) -> None:
         return None

@@ -38,6 +38,17 @@ class ModulePaths:
         return name
 
 
+def running_root() -> torch.nn.Module | None:
+    """The outermost module that is running."""
+    root: torch.nn.Module | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            root = frame.f_locals["self"]
+        frame = frame.f_back
+    return root
+
+
 class SourceLines:
     """Names the innermost line that is neither torch's nor ours, such as ``model.py:12`` or ``package/model.py:12``: no folder of the machine's."""
 

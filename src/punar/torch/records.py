@@ -59,6 +59,10 @@ class Value:
         self.rank = rank
         self.nbytes = nbytes
 
+    def is_held_from(self, clock: int) -> bool:
+        """Whether a replay at this time of backward holds the value when it has made it."""
+        return self.hold_from <= clock
+
     def hold(self, base: Tensor, *, is_just_written: bool = False) -> None:
         """From now on the value is at hand and needs no lineage.
 
@@ -227,7 +231,7 @@ _NOTHING: dict[torch.device, Tensor] = {}
 
 def version_counter(tensor: Tensor) -> Tensor:
     """An empty tensor that shares a tensor's version counter, and so shows its later writes without keeping its storage alive."""
-    with torch._C._DisableTorchDispatch():
+    with _disabled(), torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # as in ``alias``
         counter = tensor.detach()
         nothing = _NOTHING.get(tensor.device)
         if nothing is None:

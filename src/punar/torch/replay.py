@@ -22,18 +22,29 @@ from punar.torch.rescue import is_out_of_memory
 
 
 class ReplayCount:
-    """What replays did in one step. Units: operators, bytes allocated by them, nanoseconds by the clock ``now_ns``, less those lost to moves (``moved``)."""
+    """What replays did in one step. Units: operators, bytes allocated by them, nanoseconds by the clock ``now_ns``, less those lost to moves (``moved``).
 
-    __slots__ = ("moved", "nbytes", "now_ns", "operators", "time_ns")
+    ``evicted_bytes``: of values that were dropped while no plan was known (see ``evictor``), each time they were.
+    """
+
+    __slots__ = ("evicted_bytes", "moved", "nbytes", "now_ns", "operators", "time_ns")
 
     def __init__(self) -> None:
-        self.operators = self.nbytes = self.time_ns = 0
+        self.operators = self.nbytes = self.time_ns = self.evicted_bytes = 0
         self.moved = MoveCount()
         self.now_ns: Callable[[], int] = time.perf_counter_ns
 
 
-def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tensor:
+def replay(
+    target: Value,
+    clock: int,
+    meter: Meter,
+    count: ReplayCount,
+    before: Callable[[RecordedOp, dict[Value, int]], None] | None = None,
+) -> Tensor:
     """Makes ``target`` again and returns a tensor on its storage; holds what its plan says to hold from demand ``clock`` on.
+
+    ``before``: called before each operator, with what it and those after it are going to use.
 
     Raises:
         ReplayError: an operator of the lineage failed, or a held tensor's storage was freed meanwhile.
@@ -46,6 +57,8 @@ def replay(target: Value, clock: int, meter: Meter, count: ReplayCount) -> Tenso
     ops.reverse()
     with _below_everything():
         while ops:
+            if before is not None:
+                before(ops[-1], uses)
             _run(ops.pop(), clock, uses, made, meter, count)
             meter.check()
     count.time_ns += count.now_ns() - start - (count.moved.lost_ns - lost_ns)
@@ -111,7 +124,7 @@ def _run(op: RecordedOp, clock: int, uses: dict[Value, int], made: dict[Value, T
         else:
             base = outputs[place]
             _count_made(base, meter, count)
-        if value.hold_from <= clock:
+        if value.is_held_from(clock):
             value.hold(base.detach())
         elif uses.get(value):
             made[value] = base

@@ -38,6 +38,7 @@ from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.movers import Movers
+from punar.torch.online import EvictingTracer, unread_bytes
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
@@ -47,6 +48,9 @@ from punar.torch.script_cache import Key, ScriptCache
 from punar.torch.tracer import TracedHandle, Tracer
 from punar.torch.undo import Undo
 from punar.units import format_bytes, format_seconds
+
+FirstBudget = Callable[[torch.device, int], int | None]
+"""What a step may have of which nothing is known yet, in bytes, where so many are in use now; None where the budget depends on the step."""
 
 Planner = Callable[[Trace, int, int], Plan]
 """Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
@@ -79,9 +83,10 @@ class StepStats:
     the plan's account, or the plain step's where it was recorded; ``recomputed_bytes`` and ``replayed_operators``: counted while they happened.
     ``moved_bytes``: copied off the device and back, each way counted; ``stall_ns``: time waited for it; ``unmoved_values``: that were to be moved
     or encoded and could not. ``coded_bytes``: of values that were held in fewer bytes; ``coding_ns``: time taken by that. ``is_traced``: the block,
-    or one of its forward passes, ran plain to be recorded. ``plan``: the one obeyed last in the block; None where none was. ``rescues``: how often
+    or one of its forward passes, was recorded. ``plan``: the one obeyed last in the block; None where none was. ``rescues``: how often
     ``Remat.step`` repeated the step, which ran out of memory; the other fields are those of the last attempt. ``drifts``: how many entries
-    ``Remat.drifts`` got in the step. ``str()`` is a line.
+    ``Remat.drifts`` got in the step. ``evicted_bytes``: of values that were dropped to keep a recorded step under its budget, each time they
+    were. ``str()`` is a line.
     """
 
     measured_peak_bytes: int | None
@@ -99,6 +104,7 @@ class StepStats:
     coding_ns: int = 0
     rescues: int = 0
     drifts: int = 0
+    evicted_bytes: int = 0
 
     def __str__(self) -> str:
         measured = "unmeasured" if self.measured_peak_bytes is None else format_bytes(self.measured_peak_bytes)
@@ -110,6 +116,7 @@ class StepStats:
             f"{format_bytes(self.coded_bytes)} compressed in {format_seconds(self.coding_ns)}" if self.coded_bytes else "",
             f"{self.unmoved_values} values could not be moved" if self.unmoved_values else "",
             "recorded" if self.is_traced else "",
+            f"{format_bytes(self.evicted_bytes)} evicted" if self.evicted_bytes else "",
             f"repeated {self.rescues} times, out of memory" if self.rescues else "",
             f"{self.drifts} notes of drift" if self.drifts else "",
         ]
@@ -151,9 +158,10 @@ class Waiting:
 class Session(TorchDispatchMode):
     """Sees every operator of the ``with`` block.
 
-    ``planner``: turns a finished trace into a plan. ``is_in_bytes``: its budget is a number of bytes, whatever the step. ``limit_bytes``: what the
-    whole step may have on the CPU, None for no limit. ``replan``: has a plan made beside training (see ``drift``).
-    ``undo``: what is known of the changes of a step that can be repeated, None where it cannot.
+    ``planner``: turns a finished trace into a plan. ``first_budget``: what a step may have until there is one, None for no limit.
+    ``is_in_bytes``: its budget is a number of bytes, whatever the step. ``limit_bytes``: what the whole step may have on the CPU, None for no
+    limit. ``replan``: has a plan made beside training (see ``drift``). ``undo``: what is known of the changes of a step that can be repeated,
+    None where it cannot.
     ``is_guarded``: either is there, so that each operator is seen, whatever the plan. ``failed``: the script of the step that ran out of memory last, or
     the one that was recorded of it as far as it came; None where nothing is known of it.
     """
@@ -170,9 +178,16 @@ class Session(TorchDispatchMode):
         return True  # compiled regions stay compiled
 
     def __init__(
-        self, planner: Planner, *, is_in_bytes: bool = False, limit_bytes: int | None = None, replan: Replan | None = None
+        self,
+        planner: Planner,
+        *,
+        first_budget: FirstBudget | None = None,
+        is_in_bytes: bool = False,
+        limit_bytes: int | None = None,
+        replan: Replan | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.first_budget = first_budget
         self.limit_bytes = limit_bytes
         self.undo: Undo | None = None
         self.is_guarded = limit_bytes is not None
@@ -325,6 +340,7 @@ class Session(TorchDispatchMode):
             coded_bytes=moved.coded_bytes,
             coding_ns=moved.coding_ns,
             drifts=self.drifts.found,
+            evicted_bytes=self.count.evicted_bytes,
         )
 
     def measured_peak(self) -> int | None:
@@ -368,6 +384,8 @@ class Session(TorchDispatchMode):
             moved_bytes=moved.nbytes,
             kept=moved.kept,
         )
+        if isinstance(phase, EvictingTracer):
+            phase.episode.seal()
         if isinstance(phase, Follower):
             phase.episode.seal()
             if self.judge(phase) and phase.is_complete and not phase.script.is_cut:
@@ -657,7 +675,7 @@ class Session(TorchDispatchMode):
         if script is not None:
             return self.follow(episode, self.beside(script, gradient_bytes - key[1]))
         self.set_device(tensors_in((*args, *kwargs.values())))
-        return self.record(episode, waiting, key)
+        return self.record(episode, waiting, key, args)
 
     def given_script(self, signature: str) -> Script:
         """The plan that the user gave; for a step that it was not made for, one that holds everything."""
@@ -723,9 +741,22 @@ class Session(TorchDispatchMode):
         self.set_limit()
         return follower
 
-    def record(self, episode: Episode, waiting: Waiting, key: Key) -> Tracer:
+    def tracer(self, episode: Episode, carried_bytes: int, args: tuple[Any, ...]) -> Tracer:
+        """Who records a step, under a budget where there is one that does not depend on what will be recorded."""
+        gradients = self.alive_gradients()
+        if self.first_budget is not None:
+            unread = unread_bytes(args)
+            used_bytes = self.meter.used(self.meter.live, self.optimizer_outside_bytes + sum(unread.values()))
+            budget_bytes = self.first_budget(self.device, used_bytes)
+            if budget_bytes is not None:
+                return EvictingTracer(
+                    episode, self.meter, self.device, gradients, carried_bytes, budget_bytes=budget_bytes, unread=unread, count=self.count
+                )
+        return self.tracer_type(episode, self.meter, self.device, gradients, carried_bytes)
+
+    def record(self, episode: Episode, waiting: Waiting, key: Key, args: tuple[Any, ...]) -> Tracer:
         carried_bytes = max(0, waiting.live_before - key[1])
-        self.phase = self.pending = tracer = self.tracer_type(episode, self.meter, self.device, self.alive_gradients(), carried_bytes)
+        self.phase = self.pending = tracer = self.tracer(episode, carried_bytes, args)
         if self.has_failed:
             tracer.forget_leftovers(max(0, carried_bytes - (self.optimizer_bytes - self.optimizer_outside_bytes)))
             self.has_failed = False
@@ -770,7 +801,11 @@ class Session(TorchDispatchMode):
         trace = self.traced(tracer, is_backward_seen=any(row["is_backward"] for row in tracer.rows))
         self.trace = trace
         plain = simulate(trace, (0,) * len(trace.values))
-        self.traced_peak_bytes = max(self.traced_peak_bytes, plain.peak_bytes - int(trace.meta["carried_bytes"]))
+        if isinstance(tracer, EvictingTracer) and tracer.has_evicted:
+            peak_bytes = tracer.peak_bytes(trace)
+        else:
+            peak_bytes = plain.peak_bytes - int(trace.meta["carried_bytes"])
+        self.traced_peak_bytes = max(self.traced_peak_bytes, peak_bytes)
         self.traced_kept_bytes = plain.kept_bytes
         self.plan = self.planner(trace, 0, self.outside_peak_bytes)
         self.scripts.add(self.pending_key, Script(self.plan, trace=trace))

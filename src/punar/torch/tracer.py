@@ -24,7 +24,7 @@ from punar.torch.random_state import generator_of
 from punar.torch.records import Episode, Geometry, alias, checksum, is_fake, overlaps
 from punar.torch.scratch import ScratchProbe
 
-_GONE = 6
+GONE = 6
 """A raw event: the storage was freed. Turned into ``FREE`` or a later ``RELEASE`` when the trace is built."""
 
 
@@ -71,7 +71,7 @@ class _Watch:
 
     def on_storage_freed(self, number: int) -> None:
         if self.tracer is not None:
-            self.tracer.note(_GONE, number)
+            self.tracer.note(GONE, number)
 
 
 class Tracer:
@@ -440,12 +440,12 @@ class Tracer:
 
     def source_bytes(self) -> int:
         """What the step read and no operator of ours made: parameters, buffers, the batch. A batch of an earlier step is no part of it."""
-        gone = {number for kind, number in self.raw if kind == _GONE}
+        gone = {number for kind, number in self.raw if kind == GONE}
         return sum(self.builder.storages[number].bytes for number in self.found - gone)
 
     def carried_bytes(self) -> int:
         """What the forward pass made and the user still holds, such as the loss: it is there beside the next step's until replaced."""
-        gone = {number for kind, number in self.raw if kind == _GONE}
+        gone = {number for kind, number in self.raw if kind == GONE}
         made = {value.storage for value in self.builder.values if value.producer >= 0 and not self.rows[value.producer]["is_backward"]}
         return sum(self.builder.storages[s].bytes for s in made - gone if not self.builder.storages[s].is_source)
 
@@ -553,7 +553,7 @@ def _settle(raw: list[tuple[int, int]], builder: TraceBuilder) -> list[Event]:
     for save in builder.saves:
         saves_of.setdefault(builder.values[save.value].storage, []).append(save.id)
     last_free = {number: place for place, (kind, number) in enumerate(raw) if kind == EventKind.FREE}
-    gone = {number: place for place, (kind, number) in enumerate(raw) if kind == _GONE}
+    gone = {number: place for place, (kind, number) in enumerate(raw) if kind == GONE}
     last_release = {
         builder.values[builder.saves[number].value].storage: place for place, (kind, number) in enumerate(raw) if kind == EventKind.RELEASE
     }
@@ -570,7 +570,7 @@ def _settle(raw: list[tuple[int, int]], builder: TraceBuilder) -> list[Event]:
         if kind == EventKind.FREE:
             if number in saves_of and last_free[number] == place:
                 events.append(Event(EventKind.FREE, number))
-        elif kind == _GONE:
+        elif kind == GONE:
             if place in late:
                 events.append(Event(EventKind.RELEASE, raw[late[place]][1]))
             if number not in saves_of or number not in last_free:
