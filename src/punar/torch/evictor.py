@@ -181,9 +181,7 @@ class Evictor:
             count = len(self.pool)
             sample = max(_SAMPLE, isqrt(count))
             places = range(count) if count <= sample else self.draw.sample(range(count), sample)
-            if not self.drop_best(places, more_bytes, locked) and not (
-                count > sample and self.drop_best(range(count), more_bytes, locked)
-            ):
+            if not self.drop_best(places, more_bytes, locked) and not (count > sample and self.drop_best(range(count), more_bytes, locked)):
                 return
 
     def is_over(self, more_bytes: int) -> bool:
@@ -453,4 +451,3 @@ class Evictor:
             ended.append(record.number)
         self.lingering = lingering
         return ended
-

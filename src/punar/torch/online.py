@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from punar.ir import EventKind, Trace
+from punar.plan import Simulation
 from punar.torch.evictor import Evictable, Evictor
 from punar.torch.meter import Meter, StorageRecord
 from punar.torch.modules import running_root
@@ -133,13 +134,20 @@ class EvictingTracer(Tracer):
         self.end_lingering()
         evictor.spared = {loan.storage for loan in self.lent}
         evictor.source_bytes = self.optimizer_bytes + self.found_bytes + self.unread_bytes
-        evictor.make_room(self.made_bytes.get(row["signature"], 0))
+        evictor.make_room(self.expected_bytes(row["signature"], args) if info.makes else 0)
         evictor.note_live(number)
         try:
             return super().timed(number, row, func, args, kwargs)
         except BaseException:
             self.pending.pop(number, None)
             raise
+
+    def expected_bytes(self, signature: str, args: tuple[Any, ...]) -> int:
+        """What an operator is going to make: what another call like this made, or as much as the largest tensor that it reads."""
+        known = self.made_bytes.get(signature)
+        if known is not None:
+            return known
+        return max((tensor.numel() * tensor.element_size() for tensor in tensors_in(args) if type(tensor) in PLAIN_TYPES), default=0)
 
     def remembered(self, number: int, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedOp:
         """The operator as it can be run again."""
@@ -258,12 +266,9 @@ class EvictingTracer(Tracer):
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_evicted(self) -> bool:
-        return self.evictor.count.evicted_bytes > 0
-
-    def peak_bytes(self, trace: Trace) -> int:
-        """The most bytes that the step had, with what kernels allocated and freed inside one operator."""
+    def peak_bytes(self, trace: Trace, plain: Simulation) -> int:
+        if not self.evictor.count.evicted_bytes:
+            return super().peak_bytes(trace, plain)
         live_bytes = max(live + trace.ops[number].peak_bytes for number, live in self.evictor.live_at.items())
         return self.meter.used(live_bytes, self.source_bytes() + self.optimizer_bytes)
 

@@ -801,11 +801,7 @@ class Session(TorchDispatchMode):
         trace = self.traced(tracer, is_backward_seen=any(row["is_backward"] for row in tracer.rows))
         self.trace = trace
         plain = simulate(trace, (0,) * len(trace.values))
-        if isinstance(tracer, EvictingTracer) and tracer.has_evicted:
-            peak_bytes = tracer.peak_bytes(trace)
-        else:
-            peak_bytes = plain.peak_bytes - int(trace.meta["carried_bytes"])
-        self.traced_peak_bytes = max(self.traced_peak_bytes, peak_bytes)
+        self.traced_peak_bytes = max(self.traced_peak_bytes, tracer.peak_bytes(trace, plain))
         self.traced_kept_bytes = plain.kept_bytes
         self.plan = self.planner(trace, 0, self.outside_peak_bytes)
         self.scripts.add(self.pending_key, Script(self.plan, trace=trace))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from punar.ir import Event, EventKind, Op, Trace, TraceBuilder
+from punar.plan import Simulation
 from punar.torch.follower import Handle
 from punar.torch.meter import Meter, StorageRecord
 from punar.torch.modules import ModulePaths, SourceLines
@@ -407,6 +408,10 @@ class Tracer:
         resident_before = self.resident_before + carried
         resident_bytes = self.meter.resident_with(resident_before, self.source_bytes() + self.optimizer_bytes)
         return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta, overhead_ns=_REPLAY_OVERHEAD_NS)
+
+    def peak_bytes(self, trace: Trace, plain: Simulation) -> int:
+        """The most bytes that the step had which the trace was made from; ``plain``: what its own simulation says."""
+        return plain.peak_bytes - int(trace.meta["carried_bytes"])
 
     def cut(self) -> bool:
         """The pass failed: keeps what was recorded of its forward, followed by a backward that asks for its saves from the last to the first.
