@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -16,11 +18,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import punar
+from punar import planning
+from punar.demo.models import make_task
+from punar.errors import SavedTensorModified
 from punar.ir import Event, EventKind, Trace
 from punar.plan import simulate
-from tests.torch.harness import assert_nothing_lives, no_garbage_collection, train
+from punar.units import format_bytes
+from tests.torch.harness import assert_nothing_lives, bits, no_garbage_collection, train
+from tests.torch.models import make_blocks, plain_step, stepping
 from tests.torch.programs import Program, programs
-from tests.torch.test_random_programs import generator_state, maker
+from tests.torch.test_random_programs import Tampered, generator_state, maker
+from tests.torch.test_simulator_agrees import autocast, convolutions, model_maker, recurrent, transformer
+from tests.torch.test_with_block import STEPS, other_hooks_inside
 
 EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "30"))
 
@@ -95,3 +104,207 @@ def test_random_programs(program: Program, share: float) -> None:
             del found
             assert_nothing_lives(remat)
     assert peaks[1] <= max(budget_bytes, peaks[0]) + max(op.peak_bytes for op in trace.ops)
+
+
+def is_same(make: Maker, first_bytes: int) -> OnlineRemat:
+    """Checks that a step under so many bytes leaves what the plain one does, and has the same trace."""
+    expected = train(make, steps=1)
+    trace = recorded(make, None)[0].traces[0]
+    with no_garbage_collection():
+        remat, found = recorded(make, first_bytes)
+        assert not expected[0].differences(found[0])
+        del found
+        assert_nothing_lives(remat)
+    assert canonical(remat.traces[0]) == canonical(trace)
+    return remat
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_whatever_a_step_does(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    remat = is_same(stepping(step), 0)
+    stats = remat.stats[0]
+    assert stats.evicted_bytes > 0
+    assert stats.replayed_operators > 0 or step is other_hooks_inside
+
+
+def second_order_of_leaf(model: nn.Module, x: Tensor) -> Tensor:
+    """The gradient of the batch is part of the loss: backward saves what it was lent."""
+    x = x.clone().requires_grad_()
+    out = model(x).square().sum()
+    (gradient,) = torch.autograd.grad(out, x, create_graph=True)
+    loss = out + gradient.square().sum()
+    loss.backward()
+    return loss
+
+
+def kept_by_the_user(model: nn.Module, x: Tensor) -> Tensor:
+    """What the user still has is not dropped, and what was made from it may be."""
+    kept = []
+    for block in model:
+        x = block(x)
+        kept.append(x)
+    loss = sum(each.square().mean() for each in kept)
+    kept.clear()
+    loss.backward()
+    return loss
+
+
+def overwritten_activations(model: nn.Module, x: Tensor) -> Tensor:
+    """What a lineage reads is overwritten after it was read."""
+    for block in model:
+        x = block(x)
+        y = x * 2
+        x = x + y.tanh()
+        y.add_(1).mul_(x.detach()).clamp_(max=2)
+        x = x + y.sigmoid()
+    loss = x.square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("step", [second_order_of_leaf, kept_by_the_user, overwritten_activations], ids=lambda step: step.__name__)
+def test_what_backward_and_users_do_with_values(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    assert is_same(stepping(step), 0).stats[0].replayed_operators > 0
+
+
+@pytest.mark.parametrize("build", [transformer, convolutions, recurrent, autocast], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_models(build: Callable[[], tuple[nn.Module, Tensor]], share: float) -> None:
+    make = model_maker(build)
+    trace = recorded(make, None)[0].traces[0]
+    remat = is_same(make, trace.resident_bytes + int(share * (plain_peak(trace) - trace.resident_bytes)))
+    assert remat.stats[0].replayed_operators > 0 or build is recurrent  # of which all is one operator
+
+
+@pytest.mark.parametrize("name", ["unet", "gpt2"])
+def test_a_budget_in_bytes_holds_from_the_first_step_on(name: str) -> None:
+    pytest.importorskip("transformers")
+    task = make_task(name, steps=1, seed=0)
+
+    def run(remat: punar.Remat) -> list[bytes | None]:
+        model = copy.deepcopy(task.model)
+        for _ in range(2):
+            torch.manual_seed(0)
+            model.zero_grad()
+            with remat:
+                task.loss_fn(model, task.batches[0]).backward()
+        return [bits(parameter.grad) for parameter in model.parameters()]
+
+    kept = punar.Remat()
+    expected = run(kept)
+    assert kept.trace is not None
+    peak_bytes, resident_bytes = plain_peak(kept.trace), kept.trace.resident_bytes
+    budget_bytes = resident_bytes + int(0.7 * (peak_bytes - resident_bytes))
+    remat = punar.Remat(budget=budget_bytes)
+    assert run(remat) == expected
+    first, second = remat.stats
+    assert first.is_traced
+    assert first.evicted_bytes > 0
+    assert first.measured_peak_bytes <= budget_bytes + max(op.peak_bytes for op in kept.trace.ops)
+    assert second.measured_peak_bytes <= budget_bytes
+    assert second.evicted_bytes == 0
+    assert remat.plan.plain_peak_bytes == peak_bytes  # the plan is of the plain step
+    assert f"{format_bytes(first.evicted_bytes)} evicted" in str(first)
+
+
+class HeavyAtTheEnd(nn.Module):
+    """Activations come first, and a weight as large as they are last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = make_blocks(3)
+        self.last = nn.Linear(32, 2048)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.blocks(x).mean(0))
+
+
+def test_parameters_that_are_read_later_are_counted_from_the_beginning() -> None:
+    make = stepping(plain_step, HeavyAtTheEnd)
+    trace = recorded(make, None)[0].traces[0]
+    budget_bytes = trace.resident_bytes + (plain_peak(trace) - trace.resident_bytes) * 3 // 4
+    peak_bytes = is_same(make, budget_bytes).stats[0].measured_peak_bytes
+    assert peak_bytes <= budget_bytes + max(op.peak_bytes for op in trace.ops if not op.is_backward)
+
+
+@pytest.mark.parametrize("budget", ["min", 0.5, None])
+def test_a_budget_that_depends_on_the_step_drops_nothing_in_the_first(budget: str | float | None) -> None:
+    remat = punar.Remat(budget=budget)
+    train(stepping(plain_step), steps=1, remat=remat)
+    assert remat.stats[0].evicted_bytes == remat.stats[0].replayed_operators == 0
+
+
+def test_what_the_device_has_free_is_a_budget_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "device_memory", lambda device: (1 << 30, 500_000))
+    remat = punar.Remat(budget="auto")
+    train(stepping(plain_step), steps=1, remat=remat)
+    assert remat.stats[0].evicted_bytes > 0
+
+
+def test_a_budget_below_all_is_exceeded_without_an_error_and_told() -> None:
+    remat = OnlineRemat(1)
+    train(stepping(plain_step), steps=1, remat=remat)
+    assert remat.stats[0].measured_peak_bytes > 1
+    assert f"evicted {format_bytes(remat.stats[0].evicted_bytes)}" in str(remat.report())
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_raises_where_eager_raises_because_a_saved_tensor_was_modified(place: int) -> None:
+    def gradients(remat: punar.Remat | None) -> list[bytes | None] | None:
+        torch.manual_seed(0)
+        model, batch = Tampered(place), torch.randn(4, 8)
+        model.is_tampering = True
+        try:
+            with remat or nullcontext():
+                model(batch).backward()
+        except RuntimeError as error:
+            assert "has been modified by an inplace operation" in str(error)
+            return None
+        return [bits(parameter.grad) for parameter in model.parameters()]
+
+    assert gradients(OnlineRemat(0)) == gradients(None)
+
+
+def test_weights_changed_before_backward_raise_as_in_eager() -> None:
+    model, x = make_blocks(), torch.randn(16, 32)
+    remat = OnlineRemat(0)
+    with remat:
+        loss = model(x).square().mean()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    with pytest.raises(SavedTensorModified, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_exception_in_backward_leaves_nothing() -> None:
+    class Fails(Exception):
+        pass
+
+    def fail(gradient: Tensor) -> Tensor:
+        raise Fails
+
+    remat = OnlineRemat(0)
+    model, x = make_blocks(), torch.randn(16, 32)
+    with no_garbage_collection():
+        with pytest.raises(Fails), remat:
+            hidden = model[:2](x)
+            hidden.register_hook(fail)
+            model[2:](hidden).sum().backward()
+        assert remat.stats[0].replayed_operators > 0
+        del hidden, model, x
+        assert_nothing_lives(remat)
+
+
+def test_backward_after_the_block() -> None:
+    model, x = make_blocks(), torch.randn(16, 32)
+    model.eval()
+    model(x).square().mean().backward()
+    expected = [bits(parameter.grad) for parameter in model.parameters()]
+    model.zero_grad()
+    remat = OnlineRemat(0)
+    with remat:
+        loss = model(x).square().mean()
+    loss.backward()
+    assert [bits(parameter.grad) for parameter in model.parameters()] == expected
+    assert remat._session.count.operators > 0

@@ -33,6 +33,8 @@ class StepLike(Protocol):
     @property
     def coded_bytes(self) -> int: ...
     @property
+    def evicted_bytes(self) -> int: ...
+    @property
     def is_traced(self) -> bool: ...
     @property
     def plan(self) -> Plan | None: ...
@@ -56,6 +58,7 @@ class Measured:
     replayed_operators: int
     moved_bytes: int = 0
     coded_bytes: int = 0
+    evicted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +182,12 @@ class Report:
                 f"{count(self.ignored.steps, 'step')} without a plan made for it: nothing was recomputed, highest peak {peak} measured"
             )
         if self.traced:
-            notes.append(f"traced: {count(self.traced.steps, 'step')}, median {format_seconds(self.traced.time_ns)}, not counted above")
+            evicted = (
+                f", evicted {format_bytes(self.traced.evicted_bytes)}, peak {peak_text(self.traced)}" if self.traced.evicted_bytes else ""
+            )
+            notes.append(
+                f"traced: {count(self.traced.steps, 'step')}, median {format_seconds(self.traced.time_ns)}{evicted}, not counted above"
+            )
         if self.drifts:
             notes.append(f"{count(len(self.drifts), 'note')} of drift, the last: {self.drifts[-1]}")
         if self.plan and self.plan.bound_ns:
@@ -203,6 +211,7 @@ def measure(steps: Sequence[StepLike]) -> Measured | None:
         replayed_operators=steps[-1].replayed_operators,
         moved_bytes=steps[-1].moved_bytes,
         coded_bytes=steps[-1].coded_bytes,
+        evicted_bytes=steps[-1].evicted_bytes,
     )
 
 

@@ -321,8 +321,8 @@ class Evictor:
             for above in value.op.values:
                 assert isinstance(above, Evictable)
                 above.need -= 1
-                if above.need or above.saves:
-                    continue
+                if above.need or above.saves or (above.is_source and above.base is not None):
+                    continue  # a source is there anyway, and a loan of it is known to be back by how many refer to it
                 if above.base is None:
                     stack.append(above)
                 else:
@@ -404,11 +404,11 @@ class Evictor:
             self.observer.on_storage_freed(value.number)
             if not value.need:
                 self.unrequire(value)
-        elif value.need:
-            self.lingering.append(weakref.ref(value))
-        else:
+        elif not value.need:
             self.leave_pool(value)
             value.base = None
+        elif not value.is_source:
+            self.lingering.append(weakref.ref(value))
 
     def before_write(self, record: StorageRecord) -> None:
         """A storage is about to be overwritten: what was saved of it is left to its handles, as in eager; what lineages read of it is copied."""

@@ -203,7 +203,8 @@ class EvictingTracer(Tracer):
         self.know(value, record)
 
     def know(self, value: Evictable, record: StorageRecord) -> None:
-        record.state = self.latest[record.number] = weakref.ref(value)
+        self.latest[record.number] = weakref.ref(value)
+        record.state = weakref.ref(value)
         self.episode.values.append(value)
 
     def read(self, tensor: Tensor) -> TensorRef:
@@ -258,10 +259,9 @@ class EvictingTracer(Tracer):
             return handle
         handle = OnlineHandle(tensor, self.episode)
         self.watch_handle(handle, number)
-        record = self.meter.record_of(tensor)
-        value = None if record is None else self.known(record)
-        if value is not None:
-            self.evictor.attach(value, handle)
+        value = self.read(tensor).value
+        assert isinstance(value, Evictable)
+        self.evictor.attach(value, handle)
         return handle
 
     # -- the end -----------------------------------------------------------------------------------------------------------
