@@ -60,8 +60,9 @@ _LOG = logging.getLogger("punar")
 class Remat:
     """Makes the training steps run inside it fit a memory budget.
 
-    The first ``with`` block runs plain and is recorded; from the second on, the plan made from it is obeyed: what it drops in forward is
-    recomputed in backward, operator by operator, so that gradients are the plain step's bit for bit and no code of the model runs twice.
+    The first ``with`` block is recorded; where its budget is known in bytes before, values are dropped while it runs to keep it. From the second on, the
+    plan made from it is obeyed. What is dropped in forward is recomputed in backward, operator by operator, so that gradients are the plain step's bit
+    for bit and no code of the model runs twice.
 
     Args:
         budget: bytes of device memory for the whole step (parameters, gradients, optimizer state where it was seen, activations,

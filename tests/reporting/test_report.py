@@ -23,6 +23,7 @@ class Step:
     replayed_operators: int = 0
     moved_bytes: int = 0
     coded_bytes: int = 0
+    evicted_bytes: int = 0
     is_traced: bool = False
     predicted_peak_bytes: int | None = None
     plan: Plan | None = None

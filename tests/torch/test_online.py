@@ -66,7 +66,8 @@ def canonical(trace: Trace) -> Trace:
     """A trace without what two plain steps differ in: times. Storages that are freed between two other events are in the order of their numbers."""
     events: list[Event] = []
     for is_free, group in groupby(trace.events, lambda event: event.kind == EventKind.FREE):
-        events += sorted(group, key=attrgetter("id")) if is_free else group
+        between = list(group)
+        events += sorted(between, key=attrgetter("id")) if is_free else between
     return replace(trace, ops=tuple(replace(op, time_ns=0) for op in trace.ops), events=tuple(events))
 
 
@@ -258,7 +259,8 @@ def test_raises_where_eager_raises_because_a_saved_tensor_was_modified(place: in
             with remat or nullcontext():
                 model(batch).backward()
         except RuntimeError as error:
-            assert "has been modified by an inplace operation" in str(error)
+            if "has been modified by an inplace operation" not in str(error):
+                raise
             return None
         return [bits(parameter.grad) for parameter in model.parameters()]
 
@@ -284,15 +286,17 @@ def test_an_exception_in_backward_leaves_nothing() -> None:
     def fail(gradient: Tensor) -> Tensor:
         raise Fails
 
-    remat = OnlineRemat(0)
-    model, x = make_blocks(), torch.randn(16, 32)
-    with no_garbage_collection():
-        with pytest.raises(Fails), remat:
+    def step(model: nn.Module, x: Tensor) -> None:
+        with remat:
             hidden = model[:2](x)
             hidden.register_hook(fail)
             model[2:](hidden).sum().backward()
+
+    remat = OnlineRemat(0)
+    with no_garbage_collection():
+        with pytest.raises(Fails):
+            step(make_blocks(), torch.randn(16, 32))
         assert remat.stats[0].replayed_operators > 0
-        del hidden, model, x
         assert_nothing_lives(remat)
 
 

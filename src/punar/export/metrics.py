@@ -91,6 +91,9 @@ METRICS = (
     Metric(
         name="rescues", unit="", kind="sum", read=lambda s: s.rescues, text="Times that a step was repeated since it ran out of memory."
     ),
-    Metric(name="traced_steps", unit="", kind="sum", read=lambda s: int(s.is_traced), text="Blocks that ran plain to be recorded."),
+    Metric(name="traced_steps", unit="", kind="sum", read=lambda s: int(s.is_traced), text="Blocks that were recorded."),
+    Metric(
+        name="evicted", unit="bytes", kind="sum", read=lambda s: s.evicted_bytes, text="Dropped to keep a recorded step under its budget."
+    ),
 )
 """All numbers of a step. A count of steps is that of the ``spread`` one."""
