@@ -63,11 +63,11 @@ class OnlineRemat(punar.Remat):
 
 
 def canonical(trace: Trace) -> Trace:
-    """A trace without what two plain steps differ in: times. Storages that are freed between two other events are in the order of their numbers."""
+    """A trace without what two plain steps differ in: times, and the order of what ends at one moment, as where autocast clears its cache."""
     events: list[Event] = []
-    for is_free, group in groupby(trace.events, lambda event: event.kind == EventKind.FREE):
+    for is_end, group in groupby(trace.events, lambda event: event.kind in (EventKind.FREE, EventKind.RELEASE)):
         between = list(group)
-        events += sorted(between, key=attrgetter("id")) if is_free else between
+        events += sorted(between, key=attrgetter("kind", "id")) if is_end else between
     return replace(trace, ops=tuple(replace(op, time_ns=0) for op in trace.ops), events=tuple(events))
 
 

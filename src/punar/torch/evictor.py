@@ -238,7 +238,9 @@ class Evictor:
         if not self.closes(op) or (expected is not None and checksum(base) != expected):
             self.leave_pool(value)  # for good
             return False
-        record.observer = None  # in the plain step it lives on
+        if not value.saves and record.observer is self.observer:
+            self.observer.on_storage_freed(record.number)  # in the plain step it is gone already, else it lives on
+        record.observer = None
         del storage
         for handle in value.alive_handles():
             handle.drop(value)
