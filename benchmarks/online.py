@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import time
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -162,5 +161,4 @@ def row_of(name: str, share: float, plain: list[punar.StepStats], seen: list[See
 
 
 if __name__ == "__main__":
-    started = time.perf_counter()
     main()

@@ -29,7 +29,7 @@ from tests.torch.models import make_blocks, plain_step, stepping
 from tests.torch.programs import Program, programs
 from tests.torch.test_random_programs import Tampered, generator_state, maker
 from tests.torch.test_simulator_agrees import autocast, convolutions, model_maker, recurrent, transformer
-from tests.torch.test_with_block import STEPS, other_hooks_inside
+from tests.torch.test_with_block import STEPS, checkpointed, other_hooks_inside
 
 EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "30"))
 
@@ -107,8 +107,8 @@ def test_random_programs(program: Program, share: float) -> None:
     assert peaks[1] <= max(budget_bytes, peaks[0]) + max(op.peak_bytes for op in trace.ops)
 
 
-def is_same(make: Maker, first_bytes: int) -> OnlineRemat:
-    """Checks that a step under so many bytes leaves what the plain one does, and has the same trace."""
+def is_same(make: Maker, first_bytes: int, *, compares: bool = True) -> OnlineRemat:
+    """Checks that a step under so many bytes leaves what the plain one does, and has the same trace where that ``compares``."""
     expected = train(make, steps=1)
     trace = recorded(make, None)[0].traces[0]
     with no_garbage_collection():
@@ -116,13 +116,13 @@ def is_same(make: Maker, first_bytes: int) -> OnlineRemat:
         assert not expected[0].differences(found[0])
         del found
         assert_nothing_lives(remat)
-    assert canonical(remat.traces[0]) == canonical(trace)
+    assert not compares or canonical(remat.traces[0]) == canonical(trace)
     return remat
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_whatever_a_step_does(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
-    remat = is_same(stepping(step), 0)
+    remat = is_same(stepping(step), 0, compares=step is not checkpointed)  # whose own forward passes run inside backward
     stats = remat.stats[0]
     assert stats.evicted_bytes > 0
     assert stats.replayed_operators > 0 or step is other_hooks_inside
