@@ -29,7 +29,7 @@ from tests.torch.models import make_blocks, plain_step, stepping
 from tests.torch.programs import Program, programs
 from tests.torch.test_random_programs import Tampered, generator_state, maker
 from tests.torch.test_simulator_agrees import autocast, convolutions, model_maker, recurrent, transformer
-from tests.torch.test_with_block import STEPS, checkpointed, other_hooks_inside
+from tests.torch.test_with_block import STEPS, caught_exception, checkpointed, other_hooks_inside
 
 EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "30"))
 
@@ -122,10 +122,11 @@ def is_same(make: Maker, first_bytes: int, *, compares: bool = True) -> OnlineRe
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_whatever_a_step_does(step: Callable[[nn.Module, Tensor], Tensor]) -> None:
-    remat = is_same(stepping(step), 0, compares=step is not checkpointed)  # whose own forward passes run inside backward
+    remat = is_same(stepping(step), 0)
     stats = remat.stats[0]
     assert stats.evicted_bytes > 0
-    assert stats.replayed_operators > 0 or step is other_hooks_inside
+    if step not in (other_hooks_inside, caught_exception):  # whose second forward pass obeys what was recorded of the first
+        assert stats.replayed_operators > 0
 
 
 def second_order_of_leaf(model: nn.Module, x: Tensor) -> Tensor:
@@ -228,7 +229,7 @@ def test_parameters_that_are_read_later_are_counted_from_the_beginning() -> None
     assert peak_bytes <= budget_bytes + max(op.peak_bytes for op in trace.ops if not op.is_backward)
 
 
-@pytest.mark.parametrize("budget", ["min", 0.5, None])
+@pytest.mark.parametrize("budget", ["min", 0.9, None])
 def test_a_budget_that_depends_on_the_step_drops_nothing_in_the_first(budget: str | float | None) -> None:
     remat = punar.Remat(budget=budget)
     train(stepping(plain_step), steps=1, remat=remat)
@@ -236,7 +237,7 @@ def test_a_budget_that_depends_on_the_step_drops_nothing_in_the_first(budget: st
 
 
 def test_what_the_device_has_free_is_a_budget_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "device_memory", lambda device: (1 << 30, 500_000))
+    monkeypatch.setattr(planning, "device_memory", lambda device: (1 << 30, 300_000))
     remat = punar.Remat(budget="auto")
     train(stepping(plain_step), steps=1, remat=remat)
     assert remat.stats[0].evicted_bytes > 0

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from punar.torch.meter import Meter, StorageObserver, StorageRecord
-from punar.torch.records import RecordedOp, Value, alias, checksum
+from punar.torch.records import RecordedOp, Value, checksum, detached
 from punar.torch.replay import ReplayCount, clone_storage, replay
 from punar.torch.undo import bytes_of
 
@@ -232,8 +232,8 @@ class Evictor:
         record: StorageRecord = storage._punar  # type: ignore[attr-defined]
         if storage._cdata in self.spared or record.writes != value.writes or self.references(storage) > value.own_references():
             return False
-        if any(handle.is_modified() for handle in value.alive_handles()):
-            return False
+        if any(handle.is_modified() or handle.tensor.requires_grad for handle in value.alive_handles()):
+            return False  # a leaf is held as it is: who else has it cannot be counted
         expected = self.sums.get(record.number) if record.observer is self.observer else None
         if not self.closes(op) or (expected is not None and checksum(base) != expected):
             self.leave_pool(value)  # for good
@@ -290,7 +290,7 @@ class Evictor:
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             if tensor is None or tensor.untyped_storage()._cdata != storage._cdata:
                 return bytes_of(storage)
-        return alias(tensor) if tensor._version in value.versions else None
+        return detached(tensor) if tensor._version in value.versions else None
 
     def require(self, value: Evictable) -> None:
         """The value is not at hand and will be made again."""
@@ -327,6 +327,8 @@ class Evictor:
                     continue  # a source is there anyway, and a loan of it is known to be back by how many refer to it
                 if above.base is None:
                     stack.append(above)
+                elif above.base.untyped_storage()._cdata in self.spared:
+                    self.lingering.append(weakref.ref(above))  # as with a source, until the loan is back
                 else:
                     self.leave_pool(above)
                     above.base = None
@@ -356,6 +358,8 @@ class Evictor:
         record = self.meter.record_of(base)
         assert record is not None
         record.state, record.writes = weakref.ref(value), value.writes
+        if value.number in self.sums:
+            self.sums[value.number] = checksum(base)  # what a kernel leaves unwritten, such as a workspace's padding, is another one's
         if value.saves:
             record.observer, record.number = self.observer, value.number
         value.used = self.clock
@@ -443,6 +447,10 @@ class Evictor:
             if value is None or value.base is None:
                 continue
             storage = value.base.untyped_storage()
+            if not value.need and not value.saves and storage._cdata not in self.spared:
+                self.leave_pool(value)
+                value.base = None
+                continue
             record: StorageRecord = storage._punar  # type: ignore[attr-defined]
             if record.observer is not self.observer:
                 continue

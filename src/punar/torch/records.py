@@ -203,16 +203,21 @@ def alias(tensor: Tensor) -> Tensor:
     """A tensor on the same storage and version counter that keeps no autograd graph alive; has the attributes that the user put on it."""
     if tensor.requires_grad and tensor.is_leaf:
         return tensor  # a leaf that requires grad can get no history later
+    return detached(tensor)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The same, and always another tensor, so that the storage is known to have one more user."""
     if is_fake(tensor):
         return _fake_alias(tensor)
     if type(tensor) is not Tensor and type(tensor) not in PLAIN_TYPES:
         return tensor.detach()
     # Below autograd, as in a dispatch mode, an alias would get a version counter of its own, which shows no later write.
     with _disabled(), torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        detached = tensor.detach()
+        other = tensor.detach()
     if tensor.__dict__:
-        detached.__dict__.update(tensor.__dict__)
-    return detached
+        other.__dict__.update(tensor.__dict__)
+    return other
 
 
 def is_fake(tensor: Tensor) -> bool:
