@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +124,23 @@ def test_gradients_of_steps_that_obey_a_plan_count_for_the_next_ones() -> None:
     assert [stats.is_traced for stats in remat.stats] == [True] * 2 + [False] * 7
     for stats in remat.stats[2:]:
         assert stats.measured_peak_bytes in (None, stats.predicted_peak_bytes)  # None: backward ran unwatched
+
+
+@pytest.mark.parametrize("is_counted_elsewhere", [False, True])
+def test_gradients_that_were_made_outside_count(is_counted_elsewhere: bool) -> None:
+    """By a step in no ``with`` block, or in another one's: the next is another step than that beside none, and its peak is no lower than what is there."""
+    model, x, remat = make_blocks(), torch.randn(64, 32), punar.Remat(budget=0.9)
+    for makes_gradients_first in (False, False, True, True):
+        model.zero_grad()
+        if makes_gradients_first:
+            with punar.Remat() if is_counted_elsewhere else nullcontext():
+                plain_step(model, x)
+        with remat:
+            plain_step(model, x)
+    assert [stats.is_traced for stats in remat.stats] == [True, False, True, False]
+    gradient_bytes = sum(p.nbytes for p in model.parameters())
+    assert remat.stats[2].measured_peak_bytes > remat.stats[0].measured_peak_bytes
+    assert remat.stats[3].measured_peak_bytes == remat.stats[3].predicted_peak_bytes >= 2 * gradient_bytes
 
 
 class Routed(nn.Module):

@@ -755,7 +755,7 @@ class Session(TorchDispatchMode):
         return self.tracer_type(episode, self.meter, self.device, gradients, carried_bytes)
 
     def record(self, episode: Episode, waiting: Waiting, key: Key, args: tuple[Any, ...]) -> Tracer:
-        carried_bytes = max(0, waiting.live_before - key[1])
+        carried_bytes = max(0, waiting.live_before - sum(record.nbytes for record in self.alive_gradients() if record.is_created))
         self.phase = self.pending = tracer = self.tracer(episode, carried_bytes, args)
         if self.has_failed:
             tracer.forget_leftovers(max(0, carried_bytes - (self.optimizer_bytes - self.optimizer_outside_bytes)))
@@ -785,11 +785,11 @@ class Session(TorchDispatchMode):
     def alive_gradients(self) -> list[StorageRecord]:
         """Earlier gradients that are still there, to be accumulated into: a step beside them has another peak."""
         recorded = [record for record in (reference() for reference in self.gradients) if record is not None]
-        followed = [self.meter.record_of(gradient) for gradient in self.leaf_gradients() if self.meter.knows(gradient)]
-        return list(dict.fromkeys([*recorded, *(record for record in followed if record is not None)]))
+        others = [self.meter.record_of(gradient) for gradient in self.leaf_gradients() if gradient.device == self.device]
+        return list(dict.fromkeys([*recorded, *(record for record in others if record is not None)]))
 
     def leaf_gradients(self) -> list[Tensor]:
-        """The gradients that the leaves of recorded steps have now; those of steps that only obeyed a plan are known by them alone."""
+        """The gradients that the leaves of recorded steps have now; those of steps that obeyed a plan, or ran outside, are known by them alone."""
         leaves = [leaf for leaf in (reference() for reference in self.leaves) if leaf is not None]
         return [leaf.grad for leaf in leaves if leaf.grad is not None and type(leaf.grad) in PLAIN_TYPES]
 
