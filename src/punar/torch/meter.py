@@ -115,7 +115,7 @@ class Meter:
             self.limit_bytes = None
             raise OutOfMemory(
                 f"asked for a step within a limit of {format_bytes(limit_bytes)}, found {format_bytes(needed_bytes)} alive in it; give a tighter budget, "
-                "run the step by `remat.step`, which repeats it under a tighter plan, or raise the limit",
+                "raise the limit, or leave it to `remat.step` to repeat the step under tighter plans as long as there are some",
                 limit_bytes=limit_bytes,
                 needed_bytes=needed_bytes,
             )
