@@ -115,3 +115,46 @@ def test_nothing_is_left_behind(script: Path) -> None:
 
     hooks = [*module._global_forward_pre_hooks.values(), *optimizer._global_optimizer_pre_hooks.values()]
     assert not any(isinstance(getattr(hook, "__self__", None), Boundaries) for hook in hooks)
+
+
+TRAINER = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        tokens = torch.randint(0, 1000, (128,), generator=torch.Generator().manual_seed(number))
+        return {"input_ids": tokens, "labels": tokens}
+
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1000, n_positions=128))
+arguments = TrainingArguments(
+    sys.argv[1], per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=6, report_to=[], save_strategy="no", disable_tqdm=True,
+    eval_strategy="steps", eval_steps=3, use_cpu=True, bf16=True, max_grad_norm=1.0,
+)
+Trainer(model, arguments, train_dataset=Tokens(), eval_dataset=Tokens()).train()
+print(sum(p.detach().double().sum().item() for p in model.parameters()).hex())
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_trains_the_same_within_the_budget(tmp_path: Path) -> None:
+    """transformers' own training loop: it accumulates, clips, evaluates between steps, and runs in mixed precision."""
+    pytest.importorskip("accelerate")
+    script, report = tmp_path / "trainer.py", tmp_path / "report.json"
+    script.write_text(TRAINER, encoding="utf-8")
+    plain = python(script, tmp_path)
+    found = python("-m", "punar", "run", "--budget", "0.4", "-o", report, script, tmp_path)
+    assert plain.returncode == found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == plain.stdout.splitlines()[-1]
+    told = json.loads(report.read_text(encoding="utf-8"))
+    assert told["traced"]["steps"] == 1
+    obeyed = [told[kind] for kind in ("obeyed", "others") if told[kind]]
+    assert sum(each["steps"] for each in obeyed) == 5
+    for each in obeyed:
+        assert each["recomputed_bytes"] > 0
+        assert each["peak_bytes"] <= told["plan"]["budget_bytes"]
