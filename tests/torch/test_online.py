@@ -29,7 +29,7 @@ from tests.torch.models import make_blocks, plain_step, stepping
 from tests.torch.programs import Program, programs
 from tests.torch.test_random_programs import Tampered, generator_state, maker
 from tests.torch.test_simulator_agrees import autocast, convolutions, model_maker, recurrent, transformer
-from tests.torch.test_with_block import STEPS, caught_exception, checkpointed, other_hooks_inside
+from tests.torch.test_with_block import STEPS, caught_exception, other_hooks_inside
 
 EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "30"))
 
