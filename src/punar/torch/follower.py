@@ -17,7 +17,18 @@ from punar.torch.movers import Movers
 from punar.torch.offload import Coming, bring, land
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, outputs_in
 from punar.torch.random_state import RandomState, generator_of
-from punar.torch.records import Episode, RecordedOp, TensorRef, Value, alias, checksum, overlaps, version_counter
+from punar.torch.records import (
+    Episode,
+    RecordedOp,
+    TensorRef,
+    Value,
+    alias,
+    checksum,
+    foreign_checksum,
+    is_rewritten,
+    overlaps,
+    version_counter,
+)
 from punar.torch.replay import ReplayCount, clone_storage, modified, replay, take_slots
 from punar.torch.script import END, Row, Script
 
@@ -331,9 +342,10 @@ class Follower:
         record = self.meter.record_of(tensor)
         assert record is not None
         value = _current(record)
-        if value is None:
+        if value is None or is_rewritten(value, tensor):
             value = Value(op=None, writes=record.writes, nbytes=record.nbytes)
             value.hold(alias(tensor))
+            value.checksum = foreign_checksum(tensor)
             self.enter(value, record)
         hold_if_changed(value, tensor)
         return TensorRef(tensor, value)

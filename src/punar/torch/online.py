@@ -18,7 +18,7 @@ from punar.torch.meter import Meter, StorageRecord
 from punar.torch.modules import running_root
 from punar.torch.operators import PLAIN_TYPES, OperatorInfo, operator_info, tensors_in
 from punar.torch.random_state import RandomState, generator_of
-from punar.torch.records import Episode, RecordedOp, TensorRef, alias, version_counter
+from punar.torch.records import Episode, RecordedOp, TensorRef, alias, foreign_checksum, is_rewritten, version_counter
 from punar.torch.replay import ReplayCount, modified, take_slots
 from punar.torch.tracer import GONE, TracedHandle, Tracer
 
@@ -212,8 +212,9 @@ class EvictingTracer(Tracer):
         record = self.meter.record_of(tensor)
         assert record is not None
         value = self.known(record)
-        if value is None:
+        if value is None or is_rewritten(value, tensor):
             value = Evictable(self.evictor, record, None)
+            value.checksum = foreign_checksum(tensor)
             value.is_source = self.builder.storages[record.number].is_source
             whole = tensor if tensor._base is None else tensor._base
             value.source, value.storage = weakref.ref(whole), weakref.ref(tensor.untyped_storage())

@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from punar.errors import UsageError
@@ -42,7 +42,8 @@ active = _Active()
 class Value:
     """One version of a storage's contents (see the NOTE). ``hold_from``, ``rank``: as in the plan.
 
-    ``checksum``: of what a factory filled it with, since a kernel that dispatches nothing may write there before anything reads it.
+    ``checksum``: of what a factory filled it with, since a kernel that dispatches nothing may write there before anything reads it; and of what was found
+    in memory that others can write to (see ``foreign_checksum``).
     ``copy``: of a value that is moved off the device or encoded, until it is back; where ``base`` is None there is nothing else of it.
     """
 
@@ -69,7 +70,7 @@ class Value:
         ``versions``: those that ``base``'s version counter may show while its contents are this value. Autograd counts a write after the
         operator that makes it, so that a value held within that operator may show one more.
         """
-        self.base, self.op = base, None
+        self.base, self.op, self.checksum = base, None, None
         self.versions = (base._version, base._version + 1) if is_just_written else (base._version,)
 
 
@@ -254,6 +255,18 @@ def checksum(tensor: Tensor) -> int:
         whole = flat.numel() // 8 * 8
         head = int(flat[:whole].view(torch.int64).sum()) if whole else 0
         return head * 257 + int(flat[whole:].sum(dtype=torch.int64))
+
+
+def foreign_checksum(tensor: Tensor) -> int | None:
+    """The checksum of a tensor whose memory others can write to unseen, as that of numpy's arrays and of other processes; None for others and parameters."""
+    if tensor.device.type != "cpu" or is_fake(tensor) or tensor.untyped_storage().resizable():
+        return None
+    return None if isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter) else checksum(tensor)
+
+
+def is_rewritten(value: Value, tensor: Tensor) -> bool:
+    """Whether others have written to the memory of a value that no operator made, since it was read first."""
+    return value.op is None and value.checksum is not None and checksum(tensor) != value.checksum
 
 
 def overlaps(ref: Geometry, written: Tensor) -> bool:

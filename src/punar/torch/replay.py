@@ -17,7 +17,7 @@ from punar.errors import ReplayError, SavedTensorModified
 from punar.torch.meter import Meter
 from punar.torch.offload import MoveCount, bring
 from punar.torch.operators import outputs_in
-from punar.torch.records import RecordedOp, Slot, Value
+from punar.torch.records import RecordedOp, Slot, Value, is_rewritten
 from punar.torch.rescue import is_out_of_memory
 
 
@@ -161,6 +161,11 @@ def _held_base(value: Value, base: Tensor) -> Tensor:
         raise ReplayError(
             f"asked to recompute a saved tensor, found that a {value.nbytes} B storage it is made from was freed after the forward pass"
             " (sharded weights are, for example); exclude that module from recomputation by planning again"
+        )
+    if is_rewritten(value, base):
+        raise SavedTensorModified(
+            f"asked to recompute a saved tensor, found that its input [{base.type()} {list(base.shape)}] has been written into since the forward pass without "
+            "PyTorch, by numpy or another process whose memory it is; give the model a clone of it, or run backward before the write"
         )
     return base
 
