@@ -154,7 +154,11 @@ class Remat:
         self._record(self._session.stop(is_failed=error is not None))
 
     def _record(self, stats: StepStats) -> None:
-        """Keeps what a step did, and tells those that want to know."""
+        """Keeps what a step did, and tells those that want to know.
+
+        Raises:
+            InfeasibleBudget: no plan is known that keeps further steps like it within the budget.
+        """
         self.stats.append(stats)
         drifts = self._session.drifts.take(len(self.stats)) if stats.drifts else []
         self._drifts.extend(drifts)
@@ -165,6 +169,9 @@ class Remat:
                 export(stats)
             except Exception as failure:
                 self._warn_of(place, failure)
+        refused, self._session.refused = self._session.refused, None
+        if refused is not None:
+            raise refused
 
     def _log(self, stats: StepStats, drifts: list[Drift]) -> None:
         """A line at DEBUG for each step, at INFO for each plan that is new, and for what is in ``drifts``."""

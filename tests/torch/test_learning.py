@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import punar
 from punar.costs import Ledger
+from punar.errors import InfeasibleBudget
 from punar.plan import Plan
 from punar.torch import script as scripts
 from punar.torch.script import Script
@@ -226,3 +227,13 @@ def test_planning_inside_a_step_is_no_part_of_its_time(trained: punar.Remat, mon
     monkeypatch.setattr(session, "planner", slow)
     run(trained, make_blocks(), torch.randn(64, 32), 1)
     assert 0 < max(script_of(trained).timed_ns) < 1e9
+
+
+def test_a_step_that_no_plan_keeps_in_its_budget_is_counted_before_that_is_told() -> None:
+    model, x, told = make_blocks(), torch.randn(64, 32), []
+    remat = punar.Remat(budget="1 KiB", on_step=told.append)
+    for _ in range(2):
+        with pytest.raises(InfeasibleBudget), remat:
+            plain_step(model, x)
+    assert len(remat.stats) == len(told) == 2
+    assert all(stats.is_traced and stats.evicted_bytes > 0 and stats.measured_peak_bytes > 0 for stats in told)

@@ -163,7 +163,8 @@ class Session(TorchDispatchMode):
     limit. ``replan``: has a plan made beside training (see ``drift``). ``undo``: what is known of the changes of a step that can be repeated,
     None where it cannot.
     ``is_guarded``: either is there, so that each operator is seen, whatever the plan. ``failed``: the script of the step that ran out of memory last, or
-    the one that was recorded of it as far as it came; None where nothing is known of it.
+    the one that was recorded of it as far as it came; None where nothing is known of it. ``refused``: why there is no plan for the step that has just
+    ended, to be raised once what it did is written down.
     """
 
     supports_higher_order_operators = True
@@ -223,6 +224,7 @@ class Session(TorchDispatchMode):
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
         self.traced_peak_bytes = self.traced_kept_bytes = 0
+        self.refused: InfeasibleBudget | None = None
         watch_optimizers(self)
 
     def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -313,7 +315,10 @@ class Session(TorchDispatchMode):
         elif self.pending is not None:
             self.pending.pause()
             if self.pending.episode.handles == 0:
-                self.complete()
+                try:
+                    self.complete()
+                except InfeasibleBudget as error:
+                    self.refused = error
         self.undo = None
         if not self.is_watched:
             return self.unwatched_stats(time_ns)
