@@ -81,10 +81,12 @@ class Count:
             if thread.name == "punar-planning":
                 thread.join()
         gc.collect()
+        allocated = Mallinfo()
         library = ctypes.CDLL(None)
-        library.malloc_trim(0)
-        library.mallinfo2.restype = Mallinfo
-        allocated = library.mallinfo2()
+        if hasattr(library, "mallinfo2"):  # glibc's
+            library.malloc_trim(0)
+            library.mallinfo2.restype = Mallinfo
+            allocated = library.mallinfo2()
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors()}
         pages = int(_read("/proc/self/statm").split()[1])
         return cls(

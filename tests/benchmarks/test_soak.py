@@ -23,11 +23,12 @@ def soak() -> ModuleType:
 def test_all_troubles_come_and_nothing_is_left(
     soak: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So short a run says nothing of the resident set."""
+    """So short a run says nothing of the resident set, nor of what is allocated."""
     monkeypatch.setattr(soak, "SHAPES", (64, 128))
     monkeypatch.setattr(soak, "RENEWED", 7)
     monkeypatch.setattr(soak, "THREADED", 5)
-    monkeypatch.setitem(soak.SLACK, "resident_bytes", 1 << 40)
+    for name in ("allocated_bytes", "resident_bytes"):
+        monkeypatch.setitem(soak.SLACK, name, 1 << 40)
     threads = torch.get_num_threads()
     assert soak.main(["--seconds", "1000", "--steps", "72", "--counts", "9", "--json"]) == 0
     torch.set_num_threads(threads)
@@ -70,7 +71,7 @@ def test_weights_that_differ_are_found(soak: ModuleType, tmp_path: Path) -> None
 @given(st.lists(st.integers(0, 1000), min_size=9, max_size=30), st.integers(1, 50))
 def test_what_rises_is_what_is_higher_at_the_end(soak: ModuleType, heights: list[int], step: int) -> None:
     def counted(values: list[int]) -> object:
-        names = {"seconds": 0.0, "steps": 0, "tensor_bytes": 0, "descriptors": 0, "children": 0, "resident_bytes": 0}
+        names = {"seconds": 0.0, "steps": 0, "tensor_bytes": 0, "descriptors": 0, "children": 0, "allocated_bytes": 0, "resident_bytes": 0}
         return [soak.Count(**names, threads=value) for value in values]
 
     assert ("threads" in soak.rising(counted([k * step for k in range(len(heights))]))) is True
