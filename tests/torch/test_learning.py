@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import punar
 from punar.costs import Ledger
@@ -237,3 +239,25 @@ def test_a_step_that_no_plan_keeps_in_its_budget_is_counted_before_that_is_told(
             plain_step(model, x)
     assert len(remat.stats) == len(told) == 2
     assert all(stats.is_traced and stats.evicted_bytes > 0 and stats.measured_peak_bytes > 0 for stats in told)
+
+
+def test_a_remat_may_end_while_an_optimizer_steps() -> None:
+    """torch iterates over the hooks of all optimizers then: it must not find one gone."""
+    model, x = make_blocks(2), torch.randn(8, 32)
+    ending = [punar.Remat()]
+    with ending[0]:
+        plain_step(model, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def end(*_: object) -> None:
+        ending.clear()
+        gc.collect()
+
+    handle = register_optimizer_step_post_hook(end)
+    last = punar.Remat()
+    try:
+        optimizer.step()
+    finally:
+        handle.remove()
+    assert not ending
+    del last

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -850,14 +850,21 @@ def active_session() -> Session | None:
 
 def watch_optimizers(session: Session) -> None:
     """Counts the state of any optimizer that steps on parameters of the session's model, for as long as the session lives."""
-    reference = weakref.ref(session)
+    _optimizer_watchers().add(session)
+
+
+@cache
+def _optimizer_watchers() -> weakref.WeakSet[Session]:
+    """The sessions that are told of optimizers' steps, by one hook for all: torch iterates over its hooks while any session may end."""
+    sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     def on_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        session = reference()
-        if session is not None and session.device.type != "meta":
-            session.see_optimizer(optimizer)
+        for session in list(sessions):
+            if session.device.type != "meta":
+                session.see_optimizer(optimizer)
 
-    weakref.finalize(session, register_optimizer_step_post_hook(on_step).remove)
+    register_optimizer_step_post_hook(on_step)
+    return sessions
 
 
 def judged_anew(plan: Plan, trace: Trace) -> Plan:
