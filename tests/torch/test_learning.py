@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import punar
 from punar.costs import Ledger
@@ -261,3 +262,22 @@ def test_a_remat_may_end_while_an_optimizer_steps() -> None:
         handle.remove()
     assert not ending
     del last
+
+
+def test_another_thread_may_begin_and_end_steps_that_are_repeated_while_an_optimizer_steps() -> None:
+    model, x, steps = make_blocks(2), torch.randn(8, 32), []
+
+    def train_beside(*_: object) -> None:
+        thread = threading.Thread(target=lambda: steps.append(punar.Remat().step(plain_step, make_blocks(2), x)))
+        thread.start()
+        thread.join()
+
+    plain_step(model, x)
+    registers = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    handles = [register(hook) for register in registers for hook in (train_beside, lambda *_: None)]  # one comes after it
+    try:
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert len(steps) == 2

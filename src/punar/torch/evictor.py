@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from math import isqrt
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from punar.torch.undo import bytes_of
 
 if TYPE_CHECKING:
     from punar.torch.online import OnlineHandle
+    from punar.torch.tracer import Loan
 
 _SAMPLE = 48
 """So many values are compared at a time, or the square root of all where that is more."""
@@ -174,6 +175,10 @@ class Evictor:
             self.pool[place] = last
             if moved is not None:
                 moved.place = place
+
+    def spare(self, loans: Iterable[Loan]) -> None:
+        """Nothing is dropped of what backward has now."""
+        self.spared = {loan.storage for loan in loans}
 
     def make_room(self, more_bytes: int, locked: Container[Value] = ()) -> None:
         """Drops values until so many more bytes fit the budget, or nothing is left to drop."""

@@ -25,12 +25,7 @@ class ModulePaths:
         self._names: dict[tuple[int, ...], str] = {}
 
     def current(self) -> str:
-        modules = []
-        frame = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code is _CALL:
-                modules.append(frame.f_locals["self"])
-            frame = frame.f_back  # type: ignore[assignment]
+        modules = _running(sys._getframe(2))
         key = tuple(map(id, modules))
         name = self._names.get(key)
         if name is None:
@@ -40,13 +35,18 @@ class ModulePaths:
 
 def running_root() -> torch.nn.Module | None:
     """The outermost module that is running."""
-    root: torch.nn.Module | None = None
-    frame: FrameType | None = sys._getframe(1)
+    modules = _running(sys._getframe(1))
+    return modules[-1] if modules else None
+
+
+def _running(frame: FrameType | None) -> list[torch.nn.Module]:
+    """The modules that are running at a frame, the innermost first."""
+    modules = []
     while frame is not None:
         if frame.f_code is _CALL:
-            root = frame.f_locals["self"]
+            modules.append(frame.f_locals["self"])
         frame = frame.f_back
-    return root
+    return modules
 
 
 class SourceLines:

@@ -81,7 +81,7 @@ class OnlineHandle(TracedHandle):
         value.used = value.evictor.clock
         if value.base is None:
             self.tracer.take_back()
-            value.evictor.spared = {loan.storage for loan in self.tracer.lent}
+            value.evictor.spare(self.tracer.lent)
             value.evictor.bring(value)
 
 
@@ -132,7 +132,7 @@ class EvictingTracer(Tracer):
             for record in self.records_of(info.written(args, kwargs)):
                 evictor.before_write(record)
         self.end_lingering()
-        evictor.spared = {loan.storage for loan in self.lent}
+        evictor.spare(self.lent)
         evictor.source_bytes = self.optimizer_bytes + self.found_bytes + self.unread_bytes
         evictor.make_room(self.expected_bytes(row["signature"], args) if info.makes else 0)
         evictor.note_live(number)

@@ -15,13 +15,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from punar.costs import CostCache, Ledger
@@ -40,6 +39,7 @@ from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
 from punar.torch.movers import Movers
 from punar.torch.online import EvictingTracer, unread_bytes
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
+from punar.torch.optimizers import AFTER_STEP
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
 from punar.torch.scratch import end_parked
@@ -225,12 +225,12 @@ class Session(TorchDispatchMode):
         self.traced_source_bytes: int | None = None
         self.traced_peak_bytes = self.traced_kept_bytes = 0
         self.refused: InfeasibleBudget | None = None
-        watch_optimizers(self)
+        AFTER_STEP.add(self.see_optimizer)
 
     def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped: what it keeps is resident from now on, if it trains what this session has seen."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if type(p) in PLAIN_TYPES]
-        if not any(self.meter.knows(p) for p in parameters):
+        if self.device.type == "meta" or not any(self.meter.knows(p) for p in parameters):
             return
         state = [t for t in tensors_in(map(dict.values, optimizer.state.values())) if type(t) in PLAIN_TYPES]
         records = {record for record in map(self.meter.record_of, state) if record is not None}
@@ -746,9 +746,8 @@ class Session(TorchDispatchMode):
         self.set_limit()
         return follower
 
-    def tracer(self, episode: Episode, carried_bytes: int, args: tuple[Any, ...]) -> Tracer:
+    def tracer(self, episode: Episode, gradients: list[StorageRecord], carried_bytes: int, args: tuple[Any, ...]) -> Tracer:
         """Who records a step, under a budget where there is one that does not depend on what will be recorded."""
-        gradients = self.alive_gradients()
         if self.first_budget is not None:
             unread = unread_bytes(args)
             used_bytes = self.meter.used(self.meter.live, self.optimizer_outside_bytes + sum(unread.values()))
@@ -760,8 +759,9 @@ class Session(TorchDispatchMode):
         return self.tracer_type(episode, self.meter, self.device, gradients, carried_bytes)
 
     def record(self, episode: Episode, waiting: Waiting, key: Key, args: tuple[Any, ...]) -> Tracer:
-        carried_bytes = max(0, waiting.live_before - sum(record.nbytes for record in self.alive_gradients() if record.is_created))
-        self.phase = self.pending = tracer = self.tracer(episode, carried_bytes, args)
+        gradients = self.alive_gradients()
+        carried_bytes = max(0, waiting.live_before - sum(record.nbytes for record in gradients if record.is_created))
+        self.phase = self.pending = tracer = self.tracer(episode, gradients, carried_bytes, args)
         if self.has_failed:
             tracer.forget_leftovers(max(0, carried_bytes - (self.optimizer_bytes - self.optimizer_outside_bytes)))
             self.has_failed = False
@@ -846,25 +846,6 @@ def unpack(handle: Handle | DroppedHandle) -> Tensor:
 def active_session() -> Session | None:
     """The session whose block this thread is in."""
     return getattr(_local, "session", None)
-
-
-def watch_optimizers(session: Session) -> None:
-    """Counts the state of any optimizer that steps on parameters of the session's model, for as long as the session lives."""
-    _optimizer_watchers().add(session)
-
-
-@cache
-def _optimizer_watchers() -> weakref.WeakSet[Session]:
-    """The sessions that are told of optimizers' steps, by one hook for all: torch iterates over its hooks while any session may end."""
-    sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-    def on_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for session in list(sessions):
-            if session.device.type != "meta":
-                session.see_optimizer(optimizer)
-
-    register_optimizer_step_post_hook(on_step)
-    return sessions
 
 
 def judged_anew(plan: Plan, trace: Trace) -> Plan:

@@ -27,12 +27,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from punar.errors import UsageError
 from punar.torch.engine import nodes_from
 from punar.torch.meter import Meter
 from punar.torch.operators import OperatorInfo, operator_info, outputs_in, tensors_in
+from punar.torch.optimizers import BEFORE_STEP
 from punar.torch.random_state import generator_of
 from punar.torch.state import RandomStates
 
@@ -157,20 +157,20 @@ class Undo:
     @contextmanager
     def refusing_optimizers(self) -> Iterator[None]:
         """Within, an optimizer that steps in this thread, or on parameters that this step reads, is refused before it has changed anything."""
-
-        def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            parameters = (id(p) for group in optimizer.param_groups for p in group["params"])
-            if threading.get_ident() == self.thread or any(p in self.leaves for p in parameters):
-                raise UsageError(
-                    f"asked to run a step that can be repeated, found {type(optimizer).__name__}.step() inside it: what an optimizer changes cannot be "
-                    "put back without a copy of every parameter. Step the optimizer after remat.step has returned"
-                )
-
-        handle = register_optimizer_step_pre_hook(refuse)
+        BEFORE_STEP.add(self.refuse)
         try:
             yield
         finally:
-            handle.remove()
+            BEFORE_STEP.remove(self.refuse)
+
+    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuses an optimizer that is of the step."""
+        parameters = (id(p) for group in optimizer.param_groups for p in group["params"])
+        if threading.get_ident() == self.thread or any(p in self.leaves for p in parameters):
+            raise UsageError(
+                f"asked to run a step that can be repeated, found {type(optimizer).__name__}.step() inside it: what an optimizer changes cannot be "
+                "put back without a copy of every parameter. Step the optimizer after remat.step has returned"
+            )
 
 
 class Attributes:
