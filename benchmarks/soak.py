@@ -311,6 +311,7 @@ class Interrupts(Strand):
     def renew(self) -> None:
         super().renew()
         self.model.faults = self.interrupt
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it else
 
     def interrupt(self) -> None:
         if self.random.random() < 0.02:
