@@ -17,7 +17,6 @@ from punar.solvers import codable, holder_lines, holders_at_peak, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
 from punar.torch.places import described_channels, opened, physical_bytes
-from punar.torch.script import Script
 from punar.units import format_bytes
 
 _AUTO_MARGIN = 0.9
@@ -65,13 +64,11 @@ def resident_text(trace: Trace, extra_bytes: int) -> str:
     )
 
 
-def held_text(failed: Script) -> str:
-    """Says what held the memory of a step that failed under the tightest plan."""
-    trace, plan = failed.trace, failed.plan
-    assert trace is not None
+def held_text(trace: Trace, plan: Plan, why: str) -> str:
+    """Says why a step is not repeated, and what holds its memory under the tightest plan."""
     return "\n".join(
         [
-            f"punar knows no tighter plan than the one that failed, of {format_bytes(plan.peak_bytes)} predicted. At its peak are alive:",
+            f"{why}, of {format_bytes(plan.peak_bytes)} predicted. At its peak are alive:",
             *holder_lines(holders_at_peak(trace, plan)),
             f"{resident_text(trace, max(0, plan.resident_bytes - trace.resident_bytes))} Make the batch smaller.",
         ]

@@ -45,7 +45,7 @@ from punar.solvers.elsewhere import Request, can_ask, solve_elsewhere
 from punar.torch.drift import Drift
 from punar.torch.offload import Offload
 from punar.torch.places import opened, unmeasured
-from punar.torch.rescue import TIGHTER, Ladder, add_note, is_alone, is_out_of_memory, let_go
+from punar.torch.rescue import TIGHTER, CutRecording, Ladder, add_note, is_alone, is_out_of_memory, let_go
 from punar.torch.script import OUTDATED, Script
 from punar.torch.session import Session, StepStats
 from punar.torch.undo import Undo, modules_of
@@ -292,27 +292,47 @@ class Remat:
         let_go(error)  # planning takes memory as well
         failed = self._session.failed
         assert failed is not None
+        if isinstance(failed, CutRecording):
+            return self._record_again(error, failed)
         plan, ceiling_bytes = self._tighter(failed)
         if plan.peak_bytes >= failed.plan.peak_bytes and failed.extra_bytes != OUTDATED:
-            return held_text(failed)
+            assert failed.trace is not None
+            return held_text(failed.trace, failed.plan, "punar knows no tighter plan than the one that failed")
         self._ladder.tighten(ceiling_bytes)
-        self._session.tighten(plan, ceiling_bytes)
-        self._tell_rescue(error, failed.plan, plan)
+        self._session.tighten(ceiling_bytes, plan)
+        self._tell_rescue(
+            error, f"a plan of {format_bytes(failed.plan.peak_bytes)} predicted", f"under one of {format_bytes(plan.peak_bytes)}"
+        )
         return ""
 
-    def _tighter(self, failed: Script) -> tuple[Plan, int | None]:
+    def _record_again(self, error: BaseException, failed: CutRecording) -> str:
+        """Has a step that failed while it was recorded be recorded once more in less, where there is anything left to drop."""
+        trace = failed.trace
+        peak_bytes = simulate(trace, (0,) * len(trace.values)).peak_bytes if failed.peak_bytes is None else failed.peak_bytes
+        ceiling_bytes = self._goal_bytes(peak_bytes, trace.resident_bytes)
+        if failed.is_exhausted or ceiling_bytes >= peak_bytes:
+            why = "punar dropped all that it could while it recorded the step. As far as that came, no plan is tighter than the least"
+            return held_text(trace, least(trace), why)
+        self._ladder.tighten(ceiling_bytes)
+        self._session.tighten(ceiling_bytes)
+        self._tell_rescue(error, "no plan", f"dropping what can be recomputed beyond {format_bytes(ceiling_bytes)}")
+        return ""
+
+    def _tighter(self, failed: Script) -> tuple[Plan, int]:
         """The next tighter plan than the one that a script obeys, and the bytes of the whole step that no plan may exceed from then on."""
         trace, plan = failed.trace, failed.plan
         assert trace is not None
-        if failed.is_cut:
-            return least(trace, self._channels(trace)), None  # how much more the step would have needed, nobody knows
         if failed.extra_bytes == OUTDATED:
             return plan, plan.peak_bytes  # a looser one was to be made when the step failed, and was not yet obeyed
-        goal_bytes = plan.resident_bytes + int(TIGHTER * (plan.peak_bytes - plan.resident_bytes))
-        if self.limit is not None:
-            goal_bytes = min(goal_bytes, self.limit)
+        goal_bytes = self._goal_bytes(plan.peak_bytes, plan.resident_bytes)
         tighter = self._plan_under(trace, goal_bytes, plan.resident_bytes - trace.resident_bytes)
         return tighter, max(goal_bytes, tighter.peak_bytes)
+
+    def _goal_bytes(self, failed_bytes: int, resident_bytes: int) -> int:
+        """What a step is repeated within that failed with so many bytes in all, or was to be kept within them."""
+        if self.limit is not None and failed_bytes > self.limit:
+            return self.limit
+        return resident_bytes + int(TIGHTER * (failed_bytes - resident_bytes))
 
     def _plan_under(self, trace: Trace, ceiling_bytes: int, extra_bytes: int) -> Plan:
         """The fastest plan under a ceiling, or the one of least peak where none is."""
@@ -328,15 +348,14 @@ class Remat:
         moves = () if offload is None or offload.has_failed else offload.channels
         return (*moves, *codec_channels(trace, budget, solver, self.compress))
 
-    def _tell_rescue(self, error: BaseException, failed: Plan, plan: Plan) -> None:
-        """Says once that steps are repeated."""
+    def _tell_rescue(self, error: BaseException, under: str, how: str) -> None:
+        """Says once that steps are repeated: what the failed one was under, and how it is repeated."""
         if self._is_rescue_told:
             return
         self._is_rescue_told = True
         warnings.warn(
-            f"a step ran out of memory ({type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}) under a plan of "
-            f"{format_bytes(failed.peak_bytes)} predicted. It is repeated from the same state under one of {format_bytes(plan.peak_bytes)}; whether "
-            "that happens again, remat.stats[i].rescues says",
+            f"a step ran out of memory ({type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}) under {under}. It is repeated "
+            f"from the same state {how}; whether that happens again, remat.stats[i].rescues says",
             stacklevel=5,
         )
 

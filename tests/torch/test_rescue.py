@@ -187,12 +187,14 @@ def same(a: list[list[Tensor]], b: list[list[Tensor]]) -> bool:
 
 @TOLD
 @pytest.mark.parametrize("at", [12, 24, 37, 60, 90])
-def test_a_recording_that_fails_is_planned_as_far_as_it_came(at: int) -> None:
-    remat = punar.Remat()
+def test_a_recording_that_fails_is_made_once_more_in_less(at: int) -> None:
+    remat, plain = punar.Remat(), punar.Remat()
     found = trained(remat, steps=3, failing=(0, Failing(at)))
-    assert same(found, trained(None, steps=3))
+    assert same(found, trained(plain, steps=3))
     assert [stats.rescues for stats in remat.stats] == [1, 0, 0]
-    assert not any(stats.is_traced for stats in remat.stats)
+    assert [stats.is_traced for stats in remat.stats] == [True, False, False]
+    assert [op.name for op in remat.trace.ops] == [op.name for op in plain.trace.ops]
+    assert remat.plan.peak_bytes < plain.plan.peak_bytes
     assert remat.stats[-1].replayed_operators > 0
 
 
@@ -281,6 +283,41 @@ def test_a_limit_in_the_first_step_is_kept() -> None:
     assert same(trained(remat, count=6), plain)
     assert remat.stats[0].rescues == 1
     assert all(stats.measured_peak_bytes <= limit for stats in remat.stats)
+
+
+@TOLD
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.floats(0, 0.95), st.sampled_from([(64,), (16, 64)]), st.sampled_from([None, 1.0]))
+def test_a_step_without_a_plan_stays_within_any_limit_that_a_plan_reaches(share: float, rows: tuple[int, ...], budget: float | None) -> None:
+    def train(remat: punar.Remat | None) -> list[Tensor]:
+        seed_all(0)
+        model = make_blocks(6)
+        run = blocks_step(model)
+        for count in (*rows, rows[-1]):
+            x = torch.randn(count, 32)
+            model.zero_grad()
+            run(x) if remat is None else remat.step(run, x)
+        return gradients(model)
+
+    peak_bytes, least_bytes, _ = measured()
+    limit = least_bytes + int(share * (peak_bytes - least_bytes))
+    remat = punar.Remat(budget, limit=limit)
+    assert all(map(torch.equal, train(remat), train(None)))
+    assert sum(stats.rescues for stats in remat.stats) > 0
+    assert all(stats.measured_peak_bytes <= limit for stats in remat.stats)
+
+
+@TOLD
+def test_a_recording_of_which_nothing_more_can_be_dropped_is_raised() -> None:
+    _, least_bytes, _ = measured()
+    seed_all(0)
+    model, x, remat = make_blocks(6), torch.randn(64, 32), punar.Remat(limit=least_bytes // 2)
+    before = StateSnapshot.take(model)
+    with pytest.raises(OutOfMemory) as caught:
+        remat.step(blocks_step(model), x)
+    assert "dropped all that it could" in caught.value.__notes__[-1]
+    assert remat.stats[-1].rescues > 0
+    assert StateSnapshot.take(model).differences(before) == []
 
 
 @pytest.mark.parametrize("limit", [0.5, "min", "auto", 0, "much"])

@@ -129,7 +129,8 @@ class Evictor:
     """Drops values of one step (see the NOTE). ``source_bytes``: what is there beside what operators made; ``budget_bytes``: of the whole step.
 
     ``tainted``: numbers of operators that are not to be replayed; ``freed``: of storages whose contents come and go; ``sums``: checksums of storages.
-    ``spared``: storages that backward was lent and has not given back.
+    ``spared``: storages that backward was lent and has not given back. ``is_short``: the last operator began beyond the budget, since nothing was left to
+    drop.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Evictor:
         self.lingering: list[weakref.ref[Evictable]] = []
         self.spared: Container[int] = ()
         self.live_at: dict[int, int] = {}
+        self.is_short = False
         self.draw = random.Random(0)  # the user's generators are not touched
 
     # -- what may be dropped -----------------------------------------------------------------------------------------------
@@ -182,16 +184,16 @@ class Evictor:
 
     def make_room(self, more_bytes: int, locked: Container[Value] = ()) -> None:
         """Drops values until so many more bytes fit the budget, or nothing is left to drop."""
-        while self.is_over(more_bytes):
+        may_drop = self.replayed <= max(_FEWEST_REPLAYS, _MOST_REPLAYS * self.recorded)
+        while may_drop and self.is_over(more_bytes):
             count = len(self.pool)
             sample = max(_SAMPLE, isqrt(count))
             places = range(count) if count <= sample else self.draw.sample(range(count), sample)
-            if not self.drop_best(places, more_bytes, locked) and not (count > sample and self.drop_best(range(count), more_bytes, locked)):
-                return
+            may_drop = self.drop_best(places, more_bytes, locked) or (count > sample and self.drop_best(range(count), more_bytes, locked))
+        self.is_short = not may_drop and self.is_over(more_bytes)
 
     def is_over(self, more_bytes: int) -> bool:
-        if self.replayed > max(_FEWEST_REPLAYS, _MOST_REPLAYS * self.recorded):
-            return False
+        """Whether so many more bytes do not fit the budget."""
         return self.meter.used(self.meter.live, self.source_bytes) + more_bytes > self.budget_bytes
 
     def drop_best(self, places: range | list[int], more_bytes: int, locked: Container[Value]) -> bool:

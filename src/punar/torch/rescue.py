@@ -6,8 +6,11 @@ import gc
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+
+from punar.ir import Trace
 
 _ALLOCATORS = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -24,14 +27,27 @@ PATIENCE, MOST_PATIENCE = 16, 1024
 """After so many steps without a rescue the looser plan is tried again, twice as many each time that it fails, up to so many."""
 
 
+@dataclass(frozen=True, slots=True)
+class CutRecording:
+    """A step that ran out of memory while it was recorded.
+
+    ``trace``: as far as it came, with a backward pass that follows from it. ``peak_bytes``: what the whole step had, or was to be kept within, None where
+    that is not known. ``is_exhausted``: nothing more of it could be dropped when it failed.
+    """
+
+    trace: Trace
+    peak_bytes: int | None
+    is_exhausted: bool
+
+
 class Ladder:
     """How tight plans must be: a ceiling for their peak, lowered at each rescue and taken back a rung at a time when all is quiet.
 
-    ``ceilings``: bytes of the whole step, the one in force last; None stands for a plan that was made from a recording which was cut off.
+    ``ceilings``: bytes of the whole step, the one in force last.
     """
 
     def __init__(self) -> None:
-        self.ceilings: list[int | None] = []
+        self.ceilings: list[int] = []
         self.patience = PATIENCE
         self.quiet = 0
         self.is_trial = False
@@ -39,9 +55,9 @@ class Ladder:
     @property
     def ceiling_bytes(self) -> int | None:
         """The peak that no plan may exceed now; None where there is no such limit."""
-        return next((ceiling for ceiling in reversed(self.ceilings) if ceiling is not None), None)
+        return self.ceilings[-1] if self.ceilings else None
 
-    def tighten(self, ceiling_bytes: int | None) -> None:
+    def tighten(self, ceiling_bytes: int) -> None:
         """A step failed and is repeated under this ceiling."""
         if self.is_trial:
             self.patience = min(2 * self.patience, MOST_PATIENCE)

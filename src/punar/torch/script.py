@@ -98,15 +98,10 @@ class Script:
     ``timed_ns``: what timed passes took beside their replays, ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran
     unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others than traced, which say what such a step takes
     but not what the traced operators do; None where there were none. ``watch``, ``trial``: see ``drift``.
-    ``is_cut``: its trace ends where recording ran out of memory, so that it teaches
-    nothing, and steps go on beyond it.
     """
 
-    def __init__(
-        self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False, is_cut: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
         self.plan = plan
-        self.is_cut = is_cut
         self.trace = self.retimed = trace
         self.extra_bytes = extra_bytes
         self.drift_bytes = 0

@@ -128,10 +128,6 @@ class ScriptCache:
         if way is not None:
             ways.scripts[way] = new
 
-    def forget_cut(self) -> None:
-        """Steps whose recording was cut off are recorded anew."""
-        self._ways = {key: ways for key, ways in self._ways.items() if not any(script.is_cut for script in ways.scripts)}
-
     def take(self, script: Script) -> None:
         """A step went along a script."""
         ways, way = self._place_of(script)

@@ -27,7 +27,7 @@ from punar.costs import CostCache, Ledger
 from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
-from punar.plan import Plan, plain_plan, simulate
+from punar.plan import Plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
@@ -42,6 +42,7 @@ from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signa
 from punar.torch.optimizers import AFTER_STEP
 from punar.torch.records import Episode, active
 from punar.torch.replay import ReplayCount
+from punar.torch.rescue import CutRecording
 from punar.torch.scratch import end_parked
 from punar.torch.script import LEFT_ALONE, OUTDATED, Script
 from punar.torch.script_cache import Key, ScriptCache
@@ -163,7 +164,7 @@ class Session(TorchDispatchMode):
     limit. ``replan``: has a plan made beside training (see ``drift``). ``undo``: what is known of the changes of a step that can be repeated,
     None where it cannot.
     ``is_guarded``: either is there, so that each operator is seen, whatever the plan. ``failed``: the script of the step that ran out of memory last, or
-    the one that was recorded of it as far as it came; None where nothing is known of it. ``refused``: why there is no plan for the step that has just
+    what was recorded of it; None where nothing is known of it. ``refused``: why there is no plan for the step that has just
     ended, to be raised once what it did is written down.
     """
 
@@ -192,7 +193,7 @@ class Session(TorchDispatchMode):
         self.limit_bytes = limit_bytes
         self.undo: Undo | None = None
         self.is_guarded = limit_bytes is not None
-        self.failed: Script | None = None
+        self.failed: Script | CutRecording | None = None
         self.is_in_bytes = is_in_bytes
         self.owner = next(_owners)
         self.planner = planner
@@ -393,7 +394,7 @@ class Session(TorchDispatchMode):
             phase.episode.seal()
         if isinstance(phase, Follower):
             phase.episode.seal()
-            if self.judge(phase) and phase.is_complete and not phase.script.is_cut:
+            if self.judge(phase) and phase.is_complete:
                 self.learn(phase, so_far.since(replace(before, time_ns=self.episode_started_ns)))
         self.episode_started_ns, self.episode_before = now, so_far
 
@@ -428,7 +429,7 @@ class Session(TorchDispatchMode):
     def note_way(self, follower: Follower) -> bool:
         """Remembers which way the pass went; says whether it is one that is yet to be recorded."""
         script, few = follower.script, len(follower.rows) // 50
-        is_like = script.is_cut or follower.mismatches + follower.resized <= few
+        is_like = follower.mismatches + follower.resized <= few
         if is_like or (script.is_plain and (self.measured_peak() or 0) <= script.plan.budget_bytes):
             self.scripts.take(script)
             return False
@@ -490,7 +491,7 @@ class Session(TorchDispatchMode):
         Backward passes of such steps are watched.
         """
         script = self.fixed or self.followed
-        if script is None or script.is_cut or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
+        if script is None or len(self.obeyed) != 1 or self.outside_peak_bytes >= measured_peak_bytes:
             return
         if self.is_passage:
             self.allow_passage(measured_peak_bytes)
@@ -543,9 +544,12 @@ class Session(TorchDispatchMode):
         tracer, self.pending = self.pending, None
         if tracer is None:
             return
-        if is_out_of_memory and tracer.cut():
-            trace = self.traced(tracer, is_backward_seen=False)
-            self.failed = Script(plain_plan(trace), trace=trace, is_cut=True)
+        if is_out_of_memory:
+            self.failed = None
+            peak_bytes, is_exhausted = tracer.kept_within(self.measured_peak())
+            if tracer.cut():
+                trace = self.traced(tracer, is_backward_seen=False)
+                self.failed = CutRecording(trace, peak_bytes=peak_bytes, is_exhausted=is_exhausted)
         tracer.close()
 
     def script_at_hand(self) -> Script | None:
@@ -556,25 +560,21 @@ class Session(TorchDispatchMode):
 
     def loosen(self) -> None:
         """All plans are made anew before they are followed again."""
-        self.scripts.forget_cut()
         self.drifts.forget_trials()
         for script in self.scripts:
             script.extra_bytes = OUTDATED
 
-    def tighten(self, plan: Plan, ceiling_bytes: int | None) -> None:
-        """The step that failed is to be repeated under this plan, and no other plan may exceed the ceiling."""
-        failed = self.failed
-        assert failed is not None
-        assert failed.trace is not None
+    def tighten(self, ceiling_bytes: int, plan: Plan | None = None) -> None:
+        """The step that failed is to be repeated, under this plan or recorded once more, and no plan may exceed the ceiling."""
         self.has_failed = False  # all that it left is gone
         self.drifts.forget_trials()
-        self.plan = plan
-        if failed.is_cut:
-            self.scripts.add(self.pending_key, Script(plan, trace=failed.trace, is_cut=True))
-            return
-        self.scripts.replace(failed, failed.replanned(plan, plan.resident_bytes - failed.trace.resident_bytes))
+        failed = self.failed
+        if plan is not None and isinstance(failed, Script):
+            assert failed.trace is not None
+            self.plan = plan
+            self.scripts.replace(failed, failed.replanned(plan, plan.resident_bytes - failed.trace.resident_bytes))
         for script in self.scripts:
-            if ceiling_bytes is not None and script.plan.peak_bytes > ceiling_bytes:
+            if script.plan.peak_bytes > ceiling_bytes:
                 script.extra_bytes = OUTDATED
 
     # -- operators -------------------------------------------------------------------------------------------------------
@@ -698,7 +698,7 @@ class Session(TorchDispatchMode):
         assert trace is not None
         script = self.drifts.begin(script)
         resident = max(0, self.optimizer_bytes - int(trace.meta["optimizer_bytes"])) + max(0, more_gradient_bytes)
-        if resident + script.drift_bytes != script.extra_bytes and not script.is_cut:
+        if resident + script.drift_bytes != script.extra_bytes:
             before_ns = time.perf_counter_ns()
             old, script = script, self.replanned(script, resident)
             if script.passes >= LEARNED_AFTER:

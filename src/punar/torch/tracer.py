@@ -413,10 +413,14 @@ class Tracer:
         """The most bytes that the step had which the trace was made from; ``plain``: what its own simulation says."""
         return plain.peak_bytes - int(trace.meta["carried_bytes"])
 
+    def kept_within(self, peak_bytes: int | None) -> tuple[int | None, bool]:
+        """The pass failed: what it had at most, or was to be kept within, in bytes of the whole step, and whether nothing more could be dropped of it."""
+        return peak_bytes, False
+
     def cut(self) -> bool:
         """The pass failed: keeps what was recorded of its forward, followed by a backward that asks for its saves from the last to the first.
 
-        Says whether there is anything in it that a plan could drop.
+        Says whether there is anything in it that could be dropped.
         """
         end = next((place for place, event in enumerate(self.raw) if self.is_of_backward(*event)), len(self.raw))
         del self.raw[end:]
