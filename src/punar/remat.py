@@ -45,10 +45,11 @@ from punar.solvers.elsewhere import Request, can_ask, solve_elsewhere
 from punar.torch.drift import Drift
 from punar.torch.offload import Offload
 from punar.torch.places import opened, unmeasured
+from punar.torch.reach import reached_by
 from punar.torch.rescue import TIGHTER, CutRecording, Ladder, add_note, is_alone, is_out_of_memory, let_go
 from punar.torch.script import OUTDATED, Script
 from punar.torch.session import Session, StepStats
-from punar.torch.undo import Undo, modules_of
+from punar.torch.undo import Undo
 from punar.units import format_bytes
 
 P = ParamSpec("P")
@@ -127,7 +128,7 @@ class Remat:
         self.limit = check_limit(limit)
         self._modules = check_modules(modules)
         self._ladder = Ladder()
-        self._is_rescue_told = False
+        self._is_rescue_told = self._is_iterator_told = False
         self._session = Session(
             self._make_plan,
             first_budget=self._first_budget,
@@ -197,7 +198,8 @@ class Remat:
         """Runs ``function(*args, **kwargs)`` as a ``with`` block, and once more under a tighter plan where it runs out of memory, until it goes through.
 
         Before each repetition all is put back as it was: random states, what was written into, gradients, modules' attributes; see ``docs/rescue.md`` for
-        what cannot be. After some steps that went through at once the looser plan is tried again.
+        what cannot be, and for steps that are not repeated, such as those that take their batches from an iterator. After some steps that went through
+        at once the looser plan is tried again.
 
         Raises:
             UsageError: an optimizer stepped inside the function, or it is no function, or one whose call runs nothing yet.
@@ -219,9 +221,14 @@ class Remat:
         """
         check_function(function)
         results: list[T] = []
-        undo = Undo([*self._modules, *modules_of(function, (*args, *kwargs.values()))], self._session.meter)
+        reached = reached_by(function, (*args, *kwargs.values()))
+        taken_from = ", ".join(dict.fromkeys(type(iterator).__name__ for iterator in reached.iterators))
+        if taken_from and not self._is_iterator_told:
+            self._is_iterator_told = True
+            warnings.warn(f"asked to repeat a step where it runs out of memory, {_why_once(taken_from)}", stacklevel=2)
+        undo = Undo([*self._modules, *reached.modules], self._session.meter)
         with undo.refusing_optimizers():
-            rescues = self._repeat(undo, lambda: results.append(function(*args, **kwargs)))
+            rescues = self._repeat(undo, lambda: results.append(function(*args, **kwargs)), taken_from)
         if not rescues and self._ladder.rest():
             self._session.loosen()
         return results[0]
@@ -240,8 +247,11 @@ class Remat:
 
         return run
 
-    def _repeat(self, undo: Undo, run: Callable[[], None]) -> int:
-        """Runs a step under ever tighter plans until it goes through; says how often it had to be repeated."""
+    def _repeat(self, undo: Undo, run: Callable[[], None], taken_from: str) -> int:
+        """Runs a step under ever tighter plans until it goes through; says how often it had to be repeated.
+
+        ``taken_from``: names the iterators that it can reach.
+        """
         errors: list[BaseException] = []
         while True:
             stats, error = self._attempt(undo, run)
@@ -251,7 +261,7 @@ class Remat:
                 return len(errors)
             errors.append(error)
             undo.restore()
-            why_not = self._why_not() or self._tighten(error)
+            why_not = self._why_not(taken_from) or self._tighten(error)
             if why_not:
                 self._record(stats)
                 add_note(errors[0], why_not)
@@ -275,8 +285,10 @@ class Remat:
             raise
         return session.stop(is_failed=False), None
 
-    def _why_not(self) -> str:
+    def _why_not(self, taken_from: str) -> str:
         """Why the step that just failed is not repeated, whatever it needs; nothing where it can be."""
+        if taken_from:
+            return f"punar did not repeat the step: {_why_once(taken_from)}"
         if not is_alone():
             return "punar did not repeat the step: other processes take part in it, and would have to repeat it as well"
         if self._session.fixed is not None:
@@ -500,6 +512,14 @@ class Remat:
             return self.budget
         own = budget_in_bytes(trace, self.budget, simulate(trace, (0,) * len(trace.values)).peak_bytes, extra_bytes)
         return max(own, self._promised_bytes)
+
+
+def _why_once(taken_from: str) -> str:
+    """Why a step that reaches iterators is not repeated."""
+    return (
+        f"found that it can take items from what can give each only once ({taken_from}): repeated, it would train on others. Take them before, and give the "
+        "step a list of them"
+    )
 
 
 def describe_plan(plan: Plan) -> str:

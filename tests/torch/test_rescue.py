@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import random
+import sys
 import threading
 import warnings
 import weakref
@@ -24,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import punar
 from punar.errors import OutOfMemory, UsageError
 from punar.torch import replay
+from punar.torch.reach import reached_by
 from punar.torch.rescue import MOST_PATIENCE, PATIENCE, Ladder, is_out_of_memory
 from punar.torch.state import StateSnapshot
-from punar.torch.undo import modules_of
 from tests.torch.harness import Outcome, outcome, seed_all
 from tests.torch.models import make_blocks
 
@@ -288,7 +290,9 @@ def test_a_limit_in_the_first_step_is_kept() -> None:
 @TOLD
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.floats(0, 0.95), st.sampled_from([(64,), (16, 64)]), st.sampled_from([None, 1.0]))
-def test_a_step_without_a_plan_stays_within_any_limit_that_a_plan_reaches(share: float, rows: tuple[int, ...], budget: float | None) -> None:
+def test_a_step_without_a_plan_stays_within_any_limit_that_a_plan_reaches(
+    share: float, rows: tuple[int, ...], budget: float | None
+) -> None:
     def train(remat: punar.Remat | None) -> list[Tensor]:
         seed_all(0)
         model = make_blocks(6)
@@ -366,13 +370,13 @@ def test_the_first_error_is_raised_with_what_held_the_memory_and_all_is_put_back
 @TOLD
 def test_each_failure_takes_the_next_tighter_plan() -> None:
     seed_all(0)
-    model, x, failures = make_blocks(6), torch.randn(256, 32), iter([Failing(-1), *(Failing(60) for _ in range(2)), Failing(-1)])
+    model, x, failures = make_blocks(6), torch.randn(256, 32), [Failing(-1), *(Failing(60) for _ in range(2)), Failing(-1)]
     remat, plans = punar.Remat(), []
 
     def step(x: Tensor) -> Tensor:
         plans.append(remat.plan)
         model.zero_grad()
-        with next(failures):
+        with failures.pop(0):
             return blocks_step(model)(x)
 
     for _ in range(2):
@@ -564,7 +568,7 @@ def test_a_thread_beside_a_step_is_rescued_by_itself_and_may_step_its_optimizer(
     model, other, x = make_blocks(3), nn.Linear(2, 2), torch.randn(64, 32)
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
     other(torch.ones(1, 2)).sum().backward()
-    ours, theirs, failures = punar.Remat(), punar.Remat(), iter([Failing(-1), Failing(20), Failing(-1)])
+    ours, theirs, failures = punar.Remat(), punar.Remat(), [Failing(-1), Failing(20), Failing(-1)]
 
     def beside() -> None:
         found.append(trained(theirs, failing=(1, Failing(30))))
@@ -575,7 +579,7 @@ def test_a_thread_beside_a_step_is_rescued_by_itself_and_may_step_its_optimizer(
         thread.start()
         thread.join()
         model.zero_grad()
-        with next(failures):
+        with failures.pop(0):
             return blocks_step(model)(x)
 
     for _ in range(2):
@@ -671,11 +675,11 @@ def test_what_such_modules_change_is_put_back(kind: type[nn.Module]) -> None:
 def test_what_autocast_cached_in_the_failed_attempt_is_freed() -> None:
     seed_all(0)
     model, x, live = make_blocks(3), torch.randn(64, 32), []
-    remat, failures = punar.Remat(), iter([Failing(-1), Failing(60), Failing(-1)])
+    remat, failures = punar.Remat(), [Failing(-1), Failing(60), Failing(-1)]
 
     def step(x: Tensor) -> None:
         live.append(remat._session.meter.live)
-        with next(failures):
+        with failures.pop(0):
             blocks_step(model)(x)
 
     for _ in range(2):
@@ -763,7 +767,67 @@ def finders() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], list[n
 
 @pytest.mark.parametrize(("function", "arguments", "expected"), [pytest.param(*case, id=name) for name, *case in finders()])
 def test_modules_are_found_by_name(function: Callable[..., Any], arguments: tuple[Any, ...], expected: list[nn.Module]) -> None:
-    assert set(modules_of(function, arguments)) == set(expected)
+    assert set(reached_by(function, arguments).modules) == set(expected)
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.batches = iter([torch.ones(1)])
+        self.model = NAMED
+
+    def takes(self) -> Tensor:
+        return self.model(next(self.batches))
+
+    def is_given(self, batch: Tensor) -> Tensor:
+        return self.model(batch)
+
+
+TAKEN = (torch.ones(1) for _ in range(2))
+
+
+def takes_from_a_global() -> Tensor:
+    return NAMED(next(TAKEN))
+
+
+def steps_that_reach_iterators() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], int]]:
+    inner = map(torch.ones, [(1,)])
+    yield "argument", print, (iter([1]),), 1
+    yield "in an argument", print, ({"batches": enumerate([1])},), 1
+    yield "closure", lambda: NAMED(next(inner)), (), 1
+    yield "global", takes_from_a_global, (), 1
+    yield "attribute", Loop().takes, (), 1
+    yield "attribute of no use", Loop().is_given, (torch.ones(1),), 0
+    yield "list", print, ([torch.ones(1)],), 0
+    yield "loader", print, (torch.utils.data.DataLoader(range(2)),), 0
+    yield "iterator of a loader", print, (iter(torch.utils.data.DataLoader(range(2))),), 1
+    yield "file", print, (sys.stdout, io.StringIO()), 0
+
+
+@pytest.mark.parametrize(("function", "arguments", "count"), [pytest.param(*case, id=name) for name, *case in steps_that_reach_iterators()])
+def test_iterators_are_found_by_name(function: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> None:
+    assert len(reached_by(function, arguments).iterators) == count
+
+
+def test_a_step_that_takes_from_an_iterator_is_not_repeated() -> None:
+    seed_all(0)
+    model, failures, remat = make_blocks(3), [Failing(40), Failing(-1)], punar.Remat()
+
+    def step(batches: Iterator[Tensor]) -> int:
+        count = 0
+        with failures.pop():
+            for batch in batches:
+                blocks_step(model)(batch)
+                count += 1
+        return count
+
+    def batches() -> Iterator[Tensor]:
+        yield from torch.randn(2, 16, 32)
+
+    with pytest.warns(UserWarning, match=r"\(generator\).*give the step a list"):
+        assert remat.step(step, batches()) == 2
+    with pytest.raises(MemoryError) as caught:
+        remat.step(step, batches())  # told before: a second warning would be an error here
+    assert "would train on others" in caught.value.__notes__[-1]
 
 
 class Box:

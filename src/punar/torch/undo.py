@@ -21,8 +21,7 @@ import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -42,11 +41,8 @@ _numbers = itertools.count(1)
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 """Those that are surely emptied and filled again as they were; types derived from them may do other things."""
 
-_FOLLOWED = (nn.Module, list, tuple, dict, FunctionType, MethodType)
-"""Attributes of objects that may lead to modules."""
-
 _MOST_FOLLOWED = 256
-"""So many objects are looked at for modules before it is given up to find more; so many items of a container for containers inside it."""
+"""So many items of a container are looked at for containers inside it."""
 
 
 class Undo:
@@ -234,58 +230,3 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 def _shape_of(tensor: Tensor) -> tuple[Any, ...]:
     """Where a tensor lies in its storage: offset, sizes, strides."""
     return tensor.storage_offset(), tensor.shape, tensor.stride()
-
-
-def modules_of(function: Callable[..., Any], arguments: Iterable[Any]) -> list[nn.Module]:
-    """The modules that a function can reach by name: arguments, closures, globals that it names, the object it is a method of.
-
-    The same for functions found on the way, inside lists, tuples and dicts, and among the attributes of objects.
-    """
-    found: list[nn.Module] = []
-    seen: set[int] = set()
-    waiting: deque[Any] = deque([function, *arguments])
-    while waiting and len(seen) < _MOST_FOLLOWED:
-        item = waiting.popleft()
-        if isinstance(item, nn.Module):
-            found.append(item)
-        elif id(item) not in seen and (reached := list(itertools.islice(_reached_from(item), _MOST_FOLLOWED))):
-            seen.add(id(item))
-            waiting.extend(reached)
-    return _each_once(found)
-
-
-def _reached_from(item: Any) -> Iterable[Any]:
-    """What an object leads to."""
-    match item:
-        case type() | ModuleType() | Tensor():
-            return ()
-        case list() | tuple():
-            return item
-        case dict():
-            return item.values()
-        case functools.partial():
-            return (item.func, *item.args, *item.keywords.values())
-        case MethodType():
-            return (item.__func__, item.__self__)
-        case FunctionType():
-            return _reached_from_function(item)
-        case _:
-            attributes = getattr(item, "__dict__", {}).values()
-            return [each for each in attributes if isinstance(each, _FOLLOWED)]
-
-
-def _reached_from_function(function: FunctionType) -> Iterator[Any]:
-    """What is in a function's closure, its defaults, the globals that it names, and the function that it wraps."""
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a name that is not bound yet
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from (function.__globals__[name] for name in _names_in(function.__code__) if name in function.__globals__)
-    yield getattr(function, "__wrapped__", None)
-
-
-def _names_in(code: CodeType) -> list[str]:
-    """The global names that a function uses, those in functions inside it too."""
-    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names_in(const)]
-    return [*code.co_names, *inner]
