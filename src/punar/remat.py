@@ -320,9 +320,8 @@ class Remat:
     def _record_again(self, error: BaseException, failed: CutRecording) -> str:
         """Has a step that failed while it was recorded be recorded once more in less, where there is anything left to drop."""
         trace = failed.trace
-        peak_bytes = simulate(trace, (0,) * len(trace.values)).peak_bytes if failed.peak_bytes is None else failed.peak_bytes
-        ceiling_bytes = self._goal_bytes(peak_bytes, trace.resident_bytes)
-        if failed.is_exhausted or ceiling_bytes >= peak_bytes:
+        ceiling_bytes = self._goal_bytes(failed.peak_bytes, trace.resident_bytes)
+        if failed.is_exhausted or ceiling_bytes >= failed.peak_bytes:
             why = "punar dropped all that it could while it recorded the step. As far as that came, no plan is tighter than the least"
             return held_text(trace, least(trace), why)
         self._ladder.tighten(ceiling_bytes)

@@ -209,6 +209,33 @@ def test_a_failure_before_anything_was_recorded_is_raised() -> None:
 
 
 @TOLD
+def test_a_recording_that_fails_at_once_has_the_pass_before_it_tightened() -> None:
+    """Nothing of the second pass can be dropped yet, but of the first, which obeys a plan."""
+
+    def train(remat: punar.Remat | None, failing: Failing) -> list[Tensor]:
+        seed_all(0)
+        model, other, x = make_blocks(3), nn.Linear(32, 4), torch.randn(64, 32)
+
+        def step(number: int) -> None:
+            model.zero_grad()
+            model(x).square().mean().backward()
+            if number == 2:
+                with failing:
+                    scale = other.weight.exp()  # saves nothing before it has run
+                loss = (other(x) * scale.sum()).square().mean()
+                loss.backward()
+
+        for number in range(3):
+            step(number) if remat is None else remat.step(step, number)
+        return gradients(model) + gradients(other)
+
+    remat = punar.Remat()
+    assert all(map(torch.equal, train(remat, Failing(0, is_after=True)), train(None, Failing(-1))))
+    assert [stats.rescues for stats in remat.stats] == [0, 0, 1]
+    assert remat.stats[-1].replayed_operators > 0
+
+
+@TOLD
 def test_a_failure_inside_a_replay_is_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
     remat, run = punar.Remat(0.6), replay._call
     calls = iter(range(1000))

@@ -267,9 +267,13 @@ class EvictingTracer(Tracer):
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 
-    def kept_within(self, peak_bytes: int | None) -> tuple[int | None, bool]:
-        budget_bytes = self.evictor.budget_bytes
-        return budget_bytes if peak_bytes is None else min(peak_bytes, budget_bytes), self.evictor.is_short
+    @property
+    def budget_bytes(self) -> int:
+        return self.evictor.budget_bytes
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.evictor.is_short
 
     def peak_bytes(self, trace: Trace, plain: Simulation) -> int:
         if not self.evictor.count.evicted_bytes:

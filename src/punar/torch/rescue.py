@@ -31,12 +31,12 @@ PATIENCE, MOST_PATIENCE = 16, 1024
 class CutRecording:
     """A step that ran out of memory while it was recorded.
 
-    ``trace``: as far as it came, with a backward pass that follows from it. ``peak_bytes``: what the whole step had, or was to be kept within, None where
-    that is not known. ``is_exhausted``: nothing more of it could be dropped when it failed.
+    ``trace``: as far as it came, with a backward pass that follows from it. ``peak_bytes``: what the whole step had, or was to be kept within.
+    ``is_exhausted``: nothing more of it could be dropped when it failed.
     """
 
     trace: Trace
-    peak_bytes: int | None
+    peak_bytes: int
     is_exhausted: bool
 
 

@@ -27,7 +27,7 @@ from punar.costs import CostCache, Ledger
 from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
-from punar.plan import Plan, simulate
+from punar.plan import Plan, plain_plan, simulate
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
@@ -544,12 +544,11 @@ class Session(TorchDispatchMode):
         tracer, self.pending = self.pending, None
         if tracer is None:
             return
-        if is_out_of_memory:
-            self.failed = None
-            peak_bytes, is_exhausted = tracer.kept_within(self.measured_peak())
-            if tracer.cut():
-                trace = self.traced(tracer, is_backward_seen=False)
-                self.failed = CutRecording(trace, peak_bytes=peak_bytes, is_exhausted=is_exhausted)
+        if is_out_of_memory and tracer.cut():
+            trace = self.traced(tracer, is_backward_seen=False)
+            known = (self.measured_peak(), tracer.budget_bytes)
+            peak_bytes = min((size for size in known if size is not None), default=plain_plan(trace).peak_bytes)
+            self.failed = CutRecording(trace, peak_bytes=peak_bytes, is_exhausted=tracer.is_exhausted)
         tracer.close()
 
     def script_at_hand(self) -> Script | None:

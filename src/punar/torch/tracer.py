@@ -413,9 +413,15 @@ class Tracer:
         """The most bytes that the step had which the trace was made from; ``plain``: what its own simulation says."""
         return plain.peak_bytes - int(trace.meta["carried_bytes"])
 
-    def kept_within(self, peak_bytes: int | None) -> tuple[int | None, bool]:
-        """The pass failed: what it had at most, or was to be kept within, in bytes of the whole step, and whether nothing more could be dropped of it."""
-        return peak_bytes, False
+    @property
+    def budget_bytes(self) -> int | None:
+        """What the whole step is kept within while it is recorded, as far as that can be; None where nothing is dropped."""
+        return None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether its last operator began beyond that, since nothing was left to drop."""
+        return False
 
     def cut(self) -> bool:
         """The pass failed: keeps what was recorded of its forward, followed by a backward that asks for its saves from the last to the first.
