@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
@@ -34,6 +35,7 @@ from punar.ir import Trace
 from punar.pages import page_of
 from punar.plan import Plan, simulate
 from punar.plan.moves import Channel
+from punar.plan.nearby import nearby_plan
 from punar.planning import budget_in_bytes, codec_channels, free_budget, held_text, moved, plan_for, resident_text
 from punar.profiles import Profile, explain
 from punar.reporting.explain import Explanation
@@ -438,8 +440,9 @@ class Remat:
             )
         return Profile(trace=self.trace)
 
-    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0) -> Plan:
-        plan = self._plan_within(trace, self._budget_for(trace, extra_bytes), extra_bytes)
+    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0, nearby: Sequence[Plan] = ()) -> Plan:
+        budget = self._budget_for(trace, extra_bytes)
+        plan = self._nearby_plan(trace, budget, nearby) or self._plan_within(trace, budget, extra_bytes)
         if isinstance(self.budget, float):
             self._promised_bytes = max(self._promised_bytes, plan.budget_bytes)
         ceiling_bytes = self._ladder.ceiling_bytes
@@ -460,6 +463,18 @@ class Remat:
                 least_bytes=outside_peak_bytes,
             )
         return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
+
+    def _nearby_plan(self, trace: Trace, budget: Budget, known: Sequence[Plan]) -> Plan | None:
+        """One of the plans known for the same step on other sizes, where recomputation is needed and it fits on these too."""
+        if budget is None or budget == "min":
+            return None
+        plain_peak_bytes = simulate(trace, (0,) * len(trace.values)).peak_bytes
+        budget_bytes = min(budget_in_bytes(trace, budget, plain_peak_bytes), self._ladder.ceiling_bytes or sys.maxsize)
+        if plain_peak_bytes <= budget_bytes:
+            return None
+        offload = self._offload_from(trace.device)
+        can_leave = offload is not None and not offload.has_failed
+        return nearby_plan(trace, [plan for plan in known if can_leave or not plan.leaves_device], budget_bytes, plain_peak_bytes)
 
     def _replan(self, trace: Trace, extra_bytes: int) -> Callable[[], Plan]:
         """How a plan for a trace timed anew is made in another thread: all that must be asked in this one has been."""

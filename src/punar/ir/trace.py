@@ -167,6 +167,14 @@ class Trace:
         """The forward pass's operators; without what stands for all that was made before it began."""
         return tuple(op for op in self.ops if not op.is_backward and op.kind != "prelude")
 
+    def is_resized(self, other: Trace) -> bool:
+        """Whether another trace is of the same step on other sizes: the same operators on the same values, saved, asked for and freed in the same order."""
+        return (
+            (self.device, self.events, self.saves, self.values) == (other.device, other.events, other.saves, other.values)
+            and [storage.is_source for storage in self.storages] == [storage.is_source for storage in other.storages]
+            and all(map(_is_same_call, self.ops, other.ops))
+        )
+
     def saved_values(self) -> tuple[int, ...]:
         """The values that autograd saved, each once, in the order of the first save."""
         return tuple(dict.fromkeys(save.value for save in self.saves))
@@ -204,6 +212,13 @@ class Trace:
         except ValueError as error:
             raise PlanError(f"the trace is damaged: {error}; profile the step again") from error
         return trace
+
+
+def _is_same_call(one: Op, other: Op) -> bool:
+    """Whether two operators do the same to the same values, whatever their sizes."""
+    return (one.name, one.inputs, one.outputs, one.clobbers, one.is_backward, one.has_grad_mode, one.is_replayable) == (
+        *(other.name, other.inputs, other.outputs, other.clobbers, other.is_backward, other.has_grad_mode, other.is_replayable),
+    )
 
 
 def read_json(text: str, format: str, version: int) -> dict[str, Any]:

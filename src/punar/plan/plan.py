@@ -70,7 +70,7 @@ class Plan:
 
     Attributes:
         fingerprint: of the trace it was made for.
-        solver: the name of the solver that made it.
+        solver: the name of the solver that made it; ``nearby`` where it was made for the same step on other sizes and judged on these.
         budget_bytes: what it was asked to fit, whole step.
         peak_bytes, plain_peak_bytes: predicted peak with and without the plan, whole step.
         time_ns, plain_time_ns: predicted time with and without the plan.

@@ -176,10 +176,10 @@ class Trial:
 
 
 class Planning:
-    """A plan that is made in a thread. ``plan``: None until it is there, or where there is none; ``error``: why."""
+    """A plan that is made in a thread. ``plan``: None until it is there, or where there is none; ``error``: why. ``is_own``: see ``Drifts.plan_own``."""
 
-    def __init__(self, script: Script, trace: Trace, make: Callable[[], Plan]) -> None:
-        self.script, self.trace, self.extra_bytes = script, trace, script.extra_bytes
+    def __init__(self, script: Script, trace: Trace, make: Callable[[], Plan], *, is_own: bool = False) -> None:
+        self.script, self.trace, self.extra_bytes, self.is_own = script, trace, script.extra_bytes, is_own
         self.plan: Plan | None = None
         self.error: PunarError | None = None
         self._make = make
@@ -253,14 +253,23 @@ class Drifts:
 
     def plan_anew(self, script: Script, trace: Trace) -> None:
         """A script was measured anew, which gave this trace: has a plan made by it."""
+        if not self._plan(script, trace):
+            self._note_of(script, "not replanned")
+
+    def plan_own(self, script: Script, trace: Trace) -> None:
+        """A script whose first plan was made for other sizes has been timed, which gave this trace: has a plan made for its own."""
+        script.is_own_due = self._plan(script, trace, is_own=True)
+
+    def _plan(self, script: Script, trace: Trace, *, is_own: bool = False) -> bool:
+        """Has a plan made for a script, if none is being made for another; says whether it can be."""
         if self.replan is None or (self.planning is not None and not self.planning.is_done):
-            return
+            return True
         try:
             make = self.replan(trace, script.extra_bytes)
         except PunarError:
-            self._note_of(script, "not replanned")
-        else:
-            self.planning = Planning(script, trace, make)
+            return False
+        self.planning = Planning(script, trace, make, is_own=is_own)
+        return True
 
     def begin(self, script: Script) -> Script:
         """A pass along a script begins; says along which it does, where a new plan has been made for it (Rule 2)."""
@@ -271,6 +280,8 @@ class Drifts:
         if planning.extra_bytes != script.extra_bytes:
             return script  # since then more or less is resident
         plan = planning.plan
+        if planning.is_own:
+            return self._own(script, plan, planning.trace)
         if plan is None:
             self._note_of(script, "not replanned")
             return script
@@ -280,6 +291,16 @@ class Drifts:
             self._note_of(script, "kept")
             return script
         return self._try(script, plan, planning.trace)
+
+    def _own(self, script: Script, plan: Plan | None, trace: Trace) -> Script:
+        """Puts the plan that was made for a script's own sizes in the place of the one made for others, where it is faster."""
+        script.is_own_due = False
+        if plan is None or plan.time_ns > script.plan.time_ns:
+            return script
+        script.trace = script.retimed = trace
+        own = script.replanned(plan, script.extra_bytes)
+        self.scripts.replace(script, own)
+        return own
 
     def _try(self, script: Script, plan: Plan, trace: Trace) -> Script:
         """Puts a new plan in a script's place, on trial."""

@@ -13,6 +13,7 @@ import torch
 from punar.costs import Ledger
 from punar.ir import Op, Trace
 from punar.plan import Plan
+from punar.plan.nearby import NEARBY
 from punar.plan.plan import MoveRow
 from punar.torch.drift import Trial, Watch
 from punar.torch.operators import operator_info
@@ -97,7 +98,8 @@ class Script:
     ``quiet``: in how many passes in a row, watched to their end, all sizes were as traced and backward wrote into nothing that a replay may read.
     ``timed_ns``: what timed passes took beside their replays, ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran
     unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others than traced, which say what such a step takes
-    but not what the traced operators do; None where there were none. ``watch``, ``trial``: see ``drift``.
+    but not what the traced operators do; None where there were none. ``is_nearby``: its first plan was made for other sizes, and those for its own
+    are made beside training; ``is_own_due``: the first of them is yet to be. ``watch``, ``trial``: see ``drift``.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
@@ -125,6 +127,7 @@ class Script:
             land.lands.append(number)
             maker.is_simple = land.is_simple = False
         self.is_plain = plan.drops_nothing
+        self.is_nearby = self.is_own_due = plan.solver == NEARBY
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,7 +142,7 @@ class Script:
     def replanned(self, plan: Plan, extra_bytes: int) -> Script:
         """Another plan for the same trace, beside so many more resident bytes."""
         script = Script(plan, trace=self.trace, extra_bytes=extra_bytes, is_retraced=self.is_retraced)
-        script.retimed = self.retimed
+        script.retimed, script.is_nearby = self.retimed, self.is_nearby
         script.passes, script.passages, script.drift_bytes, script.own_times = self.passes, self.passages, self.drift_bytes, self.own_times
         if (plan.hold_from, plan.moves) == (self.plan.hold_from, self.plan.moves):
             script.quiet, script.timed_ns, script.replays_ns, script.rests_ns = self.quiet, self.timed_ns, self.replays_ns, self.rests_ns

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -53,12 +53,13 @@ from punar.units import format_bytes, format_seconds
 FirstBudget = Callable[[torch.device, int], int | None]
 """What a step may have of which nothing is known yet, in bytes, where so many are in use now; None where the budget depends on the step."""
 
-Planner = Callable[[Trace, int, int], Plan]
-"""Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, and what the ``with`` block has been seen
-to reach outside of forward and backward, in an optimizer's step for example."""
+Planner = Callable[[Trace, int, int, Sequence[Plan]], Plan]
+"""Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, what the ``with`` block has been seen
+to reach outside of forward and backward, in an optimizer's step for example, and the plans known for the same step on other sizes."""
 
 _SAME_OVERHEAD = 0.02
-"""A plan whose predicted overhead moves by less than this share of the plain step's time when operators are timed anew is kept."""
+"""A plan whose predicted overhead moves by less than this share of the plain step's time when operators are timed anew is kept, and one that was made
+for other sizes where its overhead is less."""
 
 _SAME_PEAK = 0.002
 """A plan whose steps reach more than its predicted peak by less than this part of it is kept."""
@@ -462,13 +463,19 @@ class Session(TorchDispatchMode):
         self.cache.save(self.ledger)
         script.retimed = self.trace = trace = script.retimed_trace(self.ledger)
         known = judged_anew(script.plan, trace)
-        if is_measured_anew or abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL:
+        if script.is_own_due:
+            is_kept = known.overhead <= _SAME_OVERHEAD
+        else:
+            is_kept = abs(known.overhead - script.plan.overhead) <= _SAME_OVERHEAD or script.passes > _REPLANNED_UNTIL
+        if is_measured_anew or is_kept or script.is_nearby:
             script.plan = self.plan = known
             if is_measured_anew:
                 self.drifts.plan_anew(script, trace)
+            elif not is_kept:
+                self.drifts.plan_own(script, trace)
             return
         script.trace = trace
-        self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes)
+        self.plan = self.planner(trace, script.extra_bytes, self.outside_peak_bytes, ())
         self.followed = script.replanned(self.plan, script.extra_bytes)
         self.scripts.replace(script, self.followed)
 
@@ -718,7 +725,7 @@ class Session(TorchDispatchMode):
         assert script.retimed is not None
         extra = resident_bytes + script.drift_bytes
         try:
-            plan = self.planner(script.trace, extra, self.outside_peak_bytes)
+            plan = self.planner(script.trace, extra, self.outside_peak_bytes, ())
             return script.replanned(plan if script.retimed is script.trace else judged_anew(plan, script.retimed), extra)
         except InfeasibleBudget as error:
             if not script.drift_bytes:
@@ -807,7 +814,8 @@ class Session(TorchDispatchMode):
         plain = simulate(trace, (0,) * len(trace.values))
         self.traced_peak_bytes = max(self.traced_peak_bytes, tracer.peak_bytes(trace, plain))
         self.traced_kept_bytes = plain.kept_bytes
-        self.plan = self.planner(trace, 0, self.outside_peak_bytes)
+        nearby = [script.plan for script in self.scripts if script.trace is not None and trace.is_resized(script.trace)]
+        self.plan = self.planner(trace, 0, self.outside_peak_bytes, nearby)
         self.scripts.add(self.pending_key, Script(self.plan, trace=trace))
 
     def traced(self, tracer: Tracer, *, is_backward_seen: bool) -> Trace:
