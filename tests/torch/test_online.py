@@ -23,7 +23,7 @@ from punar import planning
 from punar.demo.models import make_task
 from punar.errors import SavedTensorModified
 from punar.ir import Event, EventKind, Trace
-from punar.plan import make_plan, simulate
+from punar.plan import make_plan, plain_plan, simulate
 from punar.units import format_bytes
 from tests.torch.harness import assert_nothing_lives, bits, no_garbage_collection, train
 from tests.torch.models import make_blocks, plain_step, stepping
@@ -352,3 +352,35 @@ def test_what_numpy_writes_into_the_batch_is_never_a_wrong_gradient(is_recorded:
             found = step()
         assert remat.stats[0].replayed_operators > 0
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.5])
+def test_a_planned_step_of_another_remat_does_not_read_what_a_recorded_one_may_drop(share: float) -> None:
+    """Both graphs are alive, and the recorded one has the weights as values that its evictor lets go of at any time."""
+    torch.manual_seed(0)
+    model, recorded, planned = make_blocks(6), torch.randn(200, 32), torch.randn(256, 32)
+
+    def forward(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return model(x).square().mean()  # type: ignore[no-any-return]
+
+    def backward(*losses: Tensor) -> list[Tensor | None]:
+        for loss in losses:
+            loss.backward()
+        found = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        return found
+
+    trace = punar.profile(model, recorded, lambda model, x: model(x).square().mean()).trace
+    follower, evicting = punar.Remat(budget="min"), punar.Remat(budget=int(share * plain_plan(trace).peak_bytes))
+    for _ in range(3):
+        with follower:
+            backward(forward(planned))
+    with evicting:
+        first = forward(recorded)
+    with follower:
+        second = forward(planned)
+    assert evicting.stats[0].evicted_bytes > 0
+    found = backward(first, second)
+    expected = backward(forward(recorded), forward(planned))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True) if a is not None and b is not None)

@@ -86,6 +86,8 @@ class Evictable(Value):
         *("storage", "time_ns", "used"),
     )
 
+    is_shared = False
+
     def __init__(self, evictor: Evictor, record: StorageRecord, op: RecordedOp | None, time_ns: int = 0) -> None:
         super().__init__(op=op, writes=record.writes, nbytes=record.nbytes)
         self.evictor = evictor

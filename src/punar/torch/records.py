@@ -49,6 +49,9 @@ class Value:
 
     __slots__ = ("__weakref__", "base", "checksum", "copy", "hold_from", "nbytes", "op", "rank", "versions", "writes")
 
+    is_shared = True
+    """Whether any tape may read it; one that an evictor drops and brings back is good for its own tape alone."""
+
     def __init__(self, *, op: RecordedOp | None, writes: int, hold_from: int = 0, rank: int = 0, nbytes: int = 0) -> None:
         self.base: Tensor | None = None
         self.copy: Copy | None = None
