@@ -203,3 +203,87 @@ def test_the_largest_that_may_be_ends_the_search() -> None:
     found = fit(device="cpu", most=128)
     assert (found.size, found.next_size) == (128, None)
     assert "larger ones were not tried" in found.sentence
+
+
+class Experts(nn.Module):
+    """Routes each row to an expert, in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(WIDTH, 3), make_blocks(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x * self.gate.weight[0])
+        chosen, out = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            out = out.index_put(((chosen == number).nonzero().squeeze(1),), expert(x[chosen == number]))
+        return out
+
+
+def reading_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """What data says is read, and changes nothing."""
+    loss = loss_fn(model, batch)
+    assert loss.item() >= 0
+    return loss
+
+
+def state_of(model: nn.Module) -> list[Tensor | None]:
+    return [torch.get_rng_state(), *model.state_dict().values(), *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("optimizer", [None, "adamw"])
+def test_a_step_that_reads_data_fits_as_the_one_that_does_not(optimizer: str | None) -> None:
+    options: dict[str, Any] = {"budget": "2 MiB", "multiple_of": 64, "start": 512, "optimizer": optimizer}
+    model = make_blocks(1)
+    before = state_of(model)
+    found = punar.fit(model, make_batch, reading_loss, **options)
+    assert all(a is b or torch.equal(a, b) for a, b in zip(before, state_of(model), strict=True) if a is not None and b is not None)
+    traced = punar.fit(model, make_batch, loss_fn, **options)
+    assert found.unknown == "aten._local_scalar_dense.default"
+    assert (traced.unknown, found.size) == ("", traced.size)
+    assert abs(found.peak_bytes - traced.peak_bytes) <= 8  # the number that was read
+    assert found.is_confirmed
+    assert "since aten._local_scalar_dense.default depends on data" in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["unknown"] == found.unknown
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("maximize", ["batch", "throughput"])
+def test_a_step_whose_shapes_depend_on_data_runs_within_the_budget(maximize: str) -> None:
+    torch.manual_seed(0)
+    model = Experts()
+    found = punar.fit(model, make_batch, loss_fn, budget="3 MiB", multiple_of=128, start=256, maximize=maximize)  # type: ignore[arg-type]
+    assert found.unknown.startswith("aten.")
+    assert found.size >= 256
+    assert found.measured_peak_bytes is not None
+    assert found.measured_peak_bytes <= found.budget_bytes
+    assert {trial.is_feasible for trial in found.trials} == {True, False}
+    if maximize == "throughput":
+        assert any(trial.micro_batches > 1 for trial in found.candidates)
+        assert found.is_measured
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_size_that_runs_out_of_memory_when_it_is_recorded_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_rows(size: int) -> Tensor:
+        return torch.randn(size, WIDTH)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        if len(batch) > 640:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return reading_loss(model, batch)
+
+    found = punar.fit(make_blocks(1), make_rows, loss, budget="64 MiB", multiple_of=64, start=512)
+    assert (found.size, found.next_size, found.next_peak_bytes) == (640, 704, None)
+    assert "704 ran out of memory" in found.sentence
+    assert "no, out of memory" in str(found)
+
+
+def test_where_no_size_can_be_recorded_within_the_budget_that_is_said() -> None:
+    with pytest.raises(punar.InfeasibleBudget, match=r"size 64 ran out of memory when it was recorded\. Give more"):
+        punar.fit(make_blocks(1), make_batch, reading_loss, budget="32 KiB", multiple_of=64, start=128)
+
+
+def test_a_device_that_is_not_here_cannot_run_it() -> None:
+    with pytest.raises(punar.errors.DataDependentStep):
+        punar.fit(make_blocks(1), make_batch, reading_loss, budget="2 MiB", device="cpu")

@@ -66,7 +66,8 @@ def fit(
 
     Steps are traced without running, as ``profile`` with a device does it, so that a size that is too large costs nothing. A few small sizes are traced, the least
     peak is extrapolated, and the answer and the next larger size have both been traced and planned for. Where the device is here, a real step of the size found
-    runs under the plan, and its measured peak decides; the model, its gradients and the random state are put back.
+    runs under the plan, and its measured peak decides; the model, its gradients and the random state are put back. A step whose shapes or path depend on
+    data runs instead, where the device is here, and is recorded within the budget.
 
     Args:
         make_batch: ``make_batch(size)`` returns the batch of so many samples, or for ``"length"`` of that length: what ``loss_fn(model, batch)`` takes.
@@ -90,7 +91,7 @@ def fit(
         InfeasibleBudget: the smallest size does not fit; names the least budget that would do for it.
         BudgetError: the budget is no number of bytes, or more than the device has.
         UsageError: an argument is none of these, or two sizes give the same step.
-        DataDependentStep: the step's shapes or its path depend on data.
+        DataDependentStep: the step's shapes or its path depend on data, and ``device`` is given.
         PlanMismatch: the real step is another one than was traced.
 
     Example:
@@ -222,7 +223,7 @@ class _Fitting:
                 f"asked for the most samples a second within {format_bytes(self.steps.budget_bytes)}, found no batch whose real step stayed within: "
                 "give a lower budget, so that more is left for what is not predicted",
                 budget_bytes=self.steps.budget_bytes,
-                least_bytes=min(trial.least_peak_bytes for trial in self.trials.values()),
+                least_bytes=min(trial.least_peak_bytes for trial in self.trials.values() if trial.least_peak_bytes is not None),
             )
         return self.answer(ranked[0], tuple(ranked))
 
@@ -245,24 +246,34 @@ class _Fitting:
         if bracket.fits:
             return self.trials[bracket.fits * self.unit, 1]
         smallest = min(self.trials.values(), key=lambda trial: trial.size)
+        least_bytes = smallest.least_peak_bytes
+        if least_bytes is None:
+            found, give = "ran out of memory when it was recorded", "more"
+            least_bytes = self.steps.budget_bytes + 1
+        else:
+            found = f"needs {format_bytes(least_bytes)} at least, under the plan of least peak that is known"
+            give = f"at least {least_bytes} B"
         raise InfeasibleBudget(
-            f"asked what fits {format_bytes(self.steps.budget_bytes)}, found that size {smallest.size} needs {format_bytes(smallest.least_peak_bytes)} "
-            f"at least, under the plan of least peak that is known. Give at least {smallest.least_peak_bytes} B, or a smaller `start` or `multiple_of`",
+            f"asked what fits {format_bytes(self.steps.budget_bytes)}, found that size {smallest.size} {found}. Give {give}, or a smaller `start` or "
+            "`multiple_of`",
             budget_bytes=self.steps.budget_bytes,
-            least_bytes=smallest.least_peak_bytes,
+            least_bytes=least_bytes,
         )
 
     def begin(self, *, learns_times: bool) -> None:
         """Reads the budget at the first size, and measures it where times matter."""
         size = min(self.first, self.most) * self.unit
+        self.steps.learns_times = learns_times
         trace = self.steps.traced(size)
+        assert trace is not None
         self.steps.set_budget(trace, self.budget)
         if learns_times:
             self.steps.learn_times(size, trace)
 
     def least_peak(self, size: int) -> int:
         """What the search looks at."""
-        return self.trial(size, 1).least_peak_bytes
+        peak_bytes = self.trial(size, 1).least_peak_bytes
+        return self.steps.budget_bytes + 1 if peak_bytes is None else peak_bytes
 
     def trial(self, size: int, micro_batches: int) -> Trial:
         """The trial of a size, made once."""
@@ -270,7 +281,7 @@ class _Fitting:
         if known is not None:
             return known
         trace = self.steps.traced(size, is_accumulating=micro_batches > 1)
-        other = self.fingerprints.setdefault(trace.fingerprint, size)
+        other = size if trace is None else self.fingerprints.setdefault(trace.fingerprint, size)
         if other != size:
             raise UsageError(
                 f"asked what fits, found that make_batch({other}) and make_batch({size}) give the same step: it must return a batch of the size it is given"
@@ -302,7 +313,11 @@ class _Fitting:
 
     def widest_plain(self) -> int:
         """About the largest size that fits as it is, by the plain peaks of two sizes; 0 where none does."""
-        known = sorted((trial.size, trial.plain_peak_bytes) for trial in self.trials.values() if trial.micro_batches == 1)
+        known = sorted(
+            (trial.size, trial.plain_peak_bytes)
+            for trial in self.trials.values()
+            if trial.micro_batches == 1 and trial.plain_peak_bytes is not None
+        )
         (small, low), (large, high) = known[0], known[-1]
         if high <= low:
             return 0
@@ -329,6 +344,7 @@ class _Fitting:
             next_peak_bytes=larger.least_peak_bytes if larger is not None and is_last else None,
             trials=tuple(sorted(self.trials.values(), key=lambda trial: (trial.size, trial.micro_batches))),
             candidates=candidates,
+            unknown=self.steps.unknown,
         )
 
 

@@ -22,7 +22,8 @@ class Trial:
     Attributes:
         size: what ``make_batch`` was given.
         micro_batches: how many such batches make an optimizer's step; above 1, gradients are there before each step, as from the second one on.
-        plain_peak_bytes, least_peak_bytes: predicted peaks of the plain step, and of the plan of least peak.
+        plain_peak_bytes, least_peak_bytes: predicted peaks of the plain step, and of the plan of least peak; None where the step had to run to be recorded
+            and ran out of memory.
         plan: the fastest that fits the budget; None where none does.
         time_ns: predicted time of all micro-batches under the plan, and of the optimizer's step where it was told; 0 without a plan.
         measured_peak_bytes, measured_ns: of a real step under the plan; None where there was none, or it ran out of memory.
@@ -31,8 +32,8 @@ class Trial:
 
     size: int
     micro_batches: int = 1
-    plain_peak_bytes: int
-    least_peak_bytes: int
+    plain_peak_bytes: int | None
+    least_peak_bytes: int | None
     plan: Plan | None = field(default=None, repr=False)
     time_ns: int = 0
     measured_peak_bytes: int | None = None
@@ -57,9 +58,15 @@ class Trial:
     def row(self) -> tuple[str, ...]:
         """The cells under ``HEADER``."""
         plan = self.plan
-        peaks = (format_bytes(self.plain_peak_bytes), format_bytes(self.least_peak_bytes))
+        peaks = tuple("-" if size is None else format_bytes(size) for size in (self.plain_peak_bytes, self.least_peak_bytes))
         if plan is None:
-            return (str(self.size), str(self.micro_batches), *peaks, *["-"] * 4, "no")
+            return (
+                str(self.size),
+                str(self.micro_batches),
+                *peaks,
+                *["-"] * 4,
+                "no, out of memory" if self.least_peak_bytes is None else "no",
+            )
         told = (format_seconds(self.time_ns if self.measured_ns is None else self.measured_ns), f"{self.per_second:.4g}")
         fits = "no, measured" if not self.is_feasible else "predicted" if self.measured_peak_bytes is None else "measured"
         return (str(self.size), str(self.micro_batches), *peaks, format_bytes(plan.peak_bytes), f"{plan.overhead:.1%}", *told, fits)
@@ -80,8 +87,9 @@ class Fit:
         measured_peak_bytes: of a real step under the plan; None where none was run.
         per_second: how many of what ``size`` counts (samples, or positions of each sample) are done in a second; measured where ``is_measured``.
         next_size, next_peak_bytes: the next larger size, and the least peak that any plan known reaches there, above the budget; None where
-            the search was ended by ``most`` or ``trials``.
+            the search was ended by ``most`` or ``trials``, the peak also where the step ran out of memory when it was recorded.
         trials: every size that was traced, by size. candidates: of ``"throughput"`` those that fit, the most per second first.
+        unknown: the operator whose result depends on data, so that steps were not traced but ran to be recorded; "" where they were traced.
     """
 
     maximize: Goal
@@ -98,6 +106,7 @@ class Fit:
     next_peak_bytes: int | None
     trials: tuple[Trial, ...] = field(repr=False)
     candidates: tuple[Trial, ...] = field(default=(), repr=False)
+    unknown: str = ""
 
     @property
     def is_confirmed(self) -> bool:
@@ -107,7 +116,7 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """The answer as JSON-able data, without the plan."""
         names = ("maximize", "device", "budget_bytes", "size", "micro_batches", "peak_bytes", "measured_peak_bytes", "per_second")
-        rest = ("is_measured", "is_confirmed", "next_size", "next_peak_bytes")
+        rest = ("is_measured", "is_confirmed", "next_size", "next_peak_bytes", "unknown")
         return {
             **{name: getattr(self, name) for name in (*names, *rest)},
             "trials": [trial.to_dict() for trial in self.trials],
@@ -117,7 +126,7 @@ class Fit:
     @property
     def sentence(self) -> str:
         """The answer in a line."""
-        peak = f"{format_bytes(self.peak_bytes)} predicted"
+        peak = f"{format_bytes(self.peak_bytes)} predicted{f' from a step that ran, since {self.unknown} depends on data' if self.unknown else ''}"
         if self.measured_peak_bytes is not None:
             peak += f", {format_bytes(self.measured_peak_bytes)} measured"
         of = f"of {format_bytes(self.budget_bytes)} on {self.device}"
@@ -128,8 +137,10 @@ class Fit:
 
     def _end(self) -> str:
         """What is known of the next larger size."""
-        if self.next_size is None or self.next_peak_bytes is None:
+        if self.next_size is None:
             return "larger ones were not tried"
+        if self.next_peak_bytes is None:
+            return f"{self.next_size} ran out of memory"
         return f"{self.next_size} would need {format_bytes(self.next_peak_bytes - self.budget_bytes)} more than that"
 
     @property

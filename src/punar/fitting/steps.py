@@ -1,7 +1,8 @@
-"""Steps of any size: traced without running, planned for, and run where they can be."""
+"""Steps of any size: traced without running, or recorded where they cannot be, planned for, and run where they can be."""
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from punar.api import profile
 from punar.arguments import LossFn, Offloading
 from punar.costs import Device, known_devices
 from punar.described import Spread, described_by, optimizer_state_bytes, trace_on
-from punar.errors import InfeasibleBudget, PlanMismatch, UsageError
+from punar.errors import DataDependentStep, InfeasibleBudget, PlanMismatch, UsageError
 from punar.fitting.record import Trial
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
@@ -22,12 +23,17 @@ from punar.planning import budget_in_bytes, channels_to, codec_channels, device_
 from punar.remat import Remat
 from punar.solvers import least_peak
 from punar.torch.rescue import is_out_of_memory, let_go
+from punar.torch.session import LEARNED_AFTER
 from punar.torch.state import restored, run_step
 
 MakeBatch = Callable[[int], Any]
 
 _TIMED = 3
 """How many steps are run to time one; the first warms up."""
+
+_ROOM = 1.5
+"""A step that is recorded within a budget may have so many times as much on the CPU, as far as that is free, before it counts as one that does not fit: what
+an operator is going to make is known only once it has run."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class Steps:
         optimizer_ns: of an optimizer's step.
         budget_bytes: what the whole step may have. excess_bytes: how much more than predicted real steps had.
         factors: how much longer an operator takes than computed, where that was measured.
+        unknown: the operator whose result depends on data, so that steps run with data; "" where they are traced without. learns_times: whether such steps
+            run a few times more, to time their operators.
     """
 
     model: torch.nn.Module
@@ -55,19 +63,58 @@ class Steps:
     budget_bytes: int = 0
     excess_bytes: int = 0
     factors: dict[tuple[str, bool], float] | None = None
+    unknown: str = ""
+    learns_times: bool = False
 
     @property
     def optimizer_bytes(self) -> int:
         """The optimizer's state, which is counted and, here, not there yet."""
         return optimizer_state_bytes(self.model, self.spread.optimizer)
 
-    def traced(self, size: int, *, is_accumulating: bool = False) -> Trace:
-        """The trace of the step of a size."""
+    def traced(self, size: int, *, is_accumulating: bool = False) -> Trace | None:
+        """The trace of the step of a size; None where it had to run for that and ran out of memory.
+
+        Raises:
+            DataDependentStep: it cannot be traced without data, and does not run here.
+        """
         batch = self.make_batch(size)
-        trace = trace_on(self.device, self.model, batch, self.loss_fn, self.spread, is_accumulating=is_accumulating)
-        if not self.is_here:
-            return described_by(self.device, trace, self.spread.shards)
-        return self.timed(replace(trace, device=self.place))
+        if not self.unknown:
+            try:
+                trace = trace_on(self.device, self.model, batch, self.loss_fn, self.spread, is_accumulating=is_accumulating)
+            except DataDependentStep as error:
+                if not self.is_here:
+                    raise
+                self.unknown = error.operator or "the step"
+            else:
+                return (
+                    self.timed(replace(trace, device=self.place)) if self.is_here else described_by(self.device, trace, self.spread.shards)
+                )
+        seen = self.recorded(batch, is_accumulating=is_accumulating)
+        return None if seen is None else beside(seen, self.optimizer_bytes)
+
+    def recorded(self, batch: Any, *, is_accumulating: bool) -> Trace | None:
+        """The trace of a step that runs, within the budget as far as that goes; None where it ran out of memory."""
+        budget_bytes = self.budget_bytes - self.optimizer_bytes - self.excess_bytes if self.budget_bytes else None
+        limit_bytes = None
+        if budget_bytes is not None and torch.device(self.place).type == "cpu":
+            limit_bytes = max(budget_bytes, min(int(_ROOM * budget_bytes), device_memory(self.place)[1]))
+        remat = Remat(budget_bytes, limit=limit_bytes)
+        with restored(self.model) as before:
+            for _ in range(1 + (LEARNED_AFTER if self.learns_times else 0)):
+                before.restore(self.model)
+                if is_accumulating:
+                    fill_gradients(self.model)
+                try:
+                    with remat:
+                        run_step(self.model, batch, self.loss_fn)
+                except InfeasibleBudget:
+                    break  # no plan fits; of what step, it was seen
+                except (RuntimeError, MemoryError) as error:
+                    if budget_bytes is None or not is_out_of_memory(error):
+                        raise
+                    let_go(error)
+                    break
+        return remat.trace
 
     def set_budget(self, trace: Trace, budget: str | int) -> None:
         """Reads a budget as bytes, once: what is free would vary from size to size.
@@ -83,6 +130,8 @@ class Steps:
 
         Complexity: five plain steps.
         """
+        if self.unknown:
+            return  # its operators are timed as it is recorded
         plain_bytes = simulate(trace, (0,) * len(trace.values)).peak_bytes
         if not self.is_here or plain_bytes - trace.resident_bytes > device_memory(self.place)[1]:
             return
@@ -98,8 +147,10 @@ class Steps:
         ops = tuple(replace(op, time_ns=round(op.time_ns * factors.get((op.name, op.is_backward), 1.0))) for op in trace.ops)
         return replace(trace, ops=ops)
 
-    def trial(self, size: int, trace: Trace, *, micro_batches: int = 1) -> Trial:
+    def trial(self, size: int, trace: Trace | None, *, micro_batches: int = 1) -> Trial:
         """What is predicted of a size, and the fastest plan that fits."""
+        if trace is None:
+            return Trial(size=size, micro_batches=micro_batches, plain_peak_bytes=None, least_peak_bytes=None, is_feasible=False)
         channels = (*channels_to(self.offload, trace), *codec_channels(trace, "min", "auto", self.compress))
         try:
             plan: Plan | None = plan_for(trace, self.budget_bytes, extra_bytes=self.excess_bytes, channels=channels)
@@ -141,19 +192,35 @@ class Steps:
         """The highest peak of some real steps, and the least time of those after the first."""
         batch = self.make_batch(trial.size)
         remat = Remat(plan=plan, offload=self.offload)
-        with restored(self.model) as before:
+        with restored(self.model) as before, warnings.catch_warnings():
+            if self.unknown:
+                warnings.filterwarnings("ignore", "the plan given promises", UserWarning)  # that is what is looked for
             for _ in range(steps):
                 if trial.micro_batches == 1:
                     before.restore(self.model)
                 with remat:
                     run_step(self.model, batch, self.loss_fn)
-                if not remat._session.is_plan_followed:
+                if not (remat._session.is_plan_followed or self.unknown):
                     raise PlanMismatch(
                         f"asked to confirm what fits by a step of size {trial.size}, found it to take another path than without data: "
                         "profile this model where it runs, and solve for the budget"
                     )
         peaks = [stats.measured_peak_bytes for stats in remat.stats if stats.measured_peak_bytes is not None]
         return max(peaks), min(stats.time_ns for stats in remat.stats[min(1, steps - 1) :])
+
+
+def beside(trace: Trace, optimizer_bytes: int) -> Trace:
+    """The trace with so much of an optimizer's state resident beside it."""
+    known_bytes = int(trace.meta.get("optimizer_bytes", 0))
+    meta = trace.meta | {"optimizer_bytes": str(known_bytes + optimizer_bytes)}
+    return replace(trace, resident_bytes=trace.resident_bytes + optimizer_bytes, meta=meta)
+
+
+def fill_gradients(model: torch.nn.Module) -> None:
+    """Gives each trained parameter a gradient of zeros where it has none, as if a batch had gone before."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def _times(trace: Trace) -> dict[tuple[str, bool], int]:

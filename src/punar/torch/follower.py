@@ -447,7 +447,12 @@ def _saved(tensor: Tensor) -> Value | None:
 def _current(record: StorageRecord) -> Value | None:
     """The value that a storage holds now, where it is known and nothing has written since: an optimizer, outside of the block, is not seen."""
     value = record.state() if record.state is not None else None
-    if value is None or not value.is_shared or value.writes != record.writes or (value.base is not None and value.base._version not in value.versions):
+    if (
+        value is None
+        or not value.is_shared
+        or value.writes != record.writes
+        or (value.base is not None and value.base._version not in value.versions)
+    ):
         return None
     return value
 
