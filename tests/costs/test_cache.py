@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from torch import nn
 import punar
 from punar.arguments import check_offload
 from punar.costs import CostCache, Ledger, remembered
+from punar.costs.cache import write_waiting
 from punar.plan.moves import Channel
 from punar.torch import places
 from tests.synthetic import chain
@@ -45,6 +50,37 @@ def test_what_another_process_wrote_is_kept(folder: Path) -> None:
     CostCache(DEVICE).save(measured(7, place=0))
     CostCache(DEVICE).save(measured(9, place=1))
     assert len(CostCache(DEVICE).load().samples) == 2
+
+
+def test_what_is_to_be_written_soon_is_known_at_once_and_written_after_a_while(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    one, other = measured(7, place=0), measured(9, place=1)
+    CostCache(DEVICE).save_soon(one)
+    CostCache(DEVICE).save_soon(other)
+    assert not folder.exists()
+    assert len(CostCache(DEVICE).load().samples) == 2
+    one.add(chain([100, 200, 300]).ops[0], 8)
+    now_s += 61
+    CostCache(DEVICE).save_soon(other)  # nothing is new of it
+    assert not folder.exists()
+    CostCache(DEVICE).save_soon(one)
+    (path,) = folder.iterdir()
+    assert sorted(json.loads(path.read_text())["samples"].values()) == [[7, 8], [9]]
+    write_waiting()
+    assert len(CostCache(DEVICE).load().samples) == 2
+
+
+def test_what_waits_is_written_when_the_program_ends(folder: Path) -> None:
+    program = """
+from punar.costs import CostCache, Ledger
+from tests.synthetic import chain
+ledger = Ledger()
+ledger.add(chain([100, 200, 300]).ops[0], 7)
+CostCache({"device_name": "abacus", "threads": "1"}).save_soon(ledger)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+    assert CostCache(DEVICE).load().samples == measured(7).samples
 
 
 @pytest.mark.parametrize(
@@ -90,6 +126,7 @@ def test_a_second_run_plans_with_the_first_ones_times(folder: Path) -> None:
         return remat
 
     train(4)
+    write_waiting()
     assert len(list(folder.iterdir())) == 1
     again = train(1)
     assert all(len(again._session.ledger.times_of(op)) == 3 for op in again.trace.ops if op.kind != "prelude")

@@ -5,12 +5,16 @@ The environment variable ``PUNAR_CACHE`` names the directory, or is ``off``. A f
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,23 @@ VERSION = 1
 
 _MOST = 20_000
 """Signatures kept in a file; beyond, those measured longest ago are forgotten."""
+
+
+_PAUSE_S = 60.0
+"""For so long samples wait to be written by ``save_soon``, unless the program ends before."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Samples that are to be written. ``since_s``: by the clock, when the first of them came."""
+
+    cache: CostCache
+    since_s: float
+    samples: dict[str, list[int]] = field(default_factory=dict)
+
+
+_waiting: dict[Path, _Waiting] = {}
+_lock = threading.Lock()
 
 
 class CostCache:
@@ -41,22 +62,38 @@ class CostCache:
         return folder / f"costs-{hashlib.sha256(json.dumps(self.device).encode()).hexdigest()[:16]}.json"
 
     def load(self) -> Ledger:
-        """What was measured in earlier runs; empty where there is no file that can be read."""
+        """What was measured in earlier runs, and in this one; empty where there is no file that can be read."""
         path = self.path
         if path is None:
             return Ledger()
-        try:
-            return Ledger(_samples_from(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError):
-            return Ledger()
+        samples: dict[str, list[int]] = {}
+        with suppress(OSError, ValueError):
+            samples = _samples_from(json.loads(path.read_text(encoding="utf-8")))
+        with _lock:
+            return Ledger(samples | (_waiting[path].samples if path in _waiting else {}))
 
     def save(self, ledger: Ledger) -> None:
         """Writes the file anew, whole or not at all; what another process wrote meanwhile about other operators is kept."""
-        path = self.path
-        if path is None:
+        if self.path is not None:
+            self._write(self.path, ledger.samples)
+
+    def save_soon(self, ledger: Ledger) -> None:
+        """Writes what the ledger was told since the last time, with what came meanwhile, after a while or when the program ends: reading and writing a long file
+        takes longer than many a step."""
+        path, fresh = self.path, ledger.take_fresh()
+        if path is None or not fresh:
             return
-        samples = {**self.load().samples}
-        for key, times in ledger.samples.items():
+        with _lock:
+            waiting = _waiting.setdefault(path, _Waiting(self, time.monotonic()))
+            waiting.samples.update(fresh)
+            if time.monotonic() - waiting.since_s < _PAUSE_S:
+                return
+            del _waiting[path]
+        self._write(path, waiting.samples)
+
+    def _write(self, path: Path, found: Mapping[str, Iterable[int]]) -> None:
+        samples: dict[str, Iterable[int]] = {**self.load().samples}
+        for key, times in found.items():
             samples.pop(key, None)
             samples[key] = times
         kept = {key: list(samples[key]) for key in list(samples)[-_MOST:]}
@@ -64,6 +101,16 @@ class CostCache:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             _replace(path, text)
+
+
+@atexit.register
+def write_waiting() -> None:
+    """Writes all that waits for it."""
+    with _lock:
+        waiting = dict(_waiting)
+        _waiting.clear()
+    for path, each in waiting.items():
+        each.cache._write(path, each.samples)
 
 
 def remembered(device: Mapping[str, str], needed: Collection[str], measure: Callable[[], dict[str, int]]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import exp, log
 from statistics import median
 
@@ -27,17 +28,29 @@ _LEAST_NOISE, _USUAL_NOISE = 0.01, 0.2
 """The least that times are taken to vary, and how much they are until enough of them are known; in logarithms."""
 
 
+_MOST_ASKED = 1024
+"""Of so many signatures the noise is the usual one."""
+
+
 class Ledger:
     """Collects times; ``timed`` puts estimates into a trace."""
 
     def __init__(self, samples: Mapping[str, Iterable[int]] | None = None) -> None:
         self.samples: dict[str, deque[int]] = {}
+        self._fresh: set[str] = set()
         for key, times in (samples or {}).items():
             self.samples[key] = deque(times, maxlen=REMEMBERED)
 
     def add(self, op: Op, time_ns: int) -> None:
         """Notes one measured call."""
-        self.samples.setdefault(key_of(op), deque(maxlen=REMEMBERED)).append(max(time_ns, 1))
+        key = key_of(op)
+        self.samples.setdefault(key, deque(maxlen=REMEMBERED)).append(max(time_ns, 1))
+        self._fresh.add(key)
+
+    def take_fresh(self) -> dict[str, list[int]]:
+        """The samples of what was measured since this was called last."""
+        fresh, self._fresh = self._fresh, set()
+        return {key: list(self.samples[key]) for key in fresh}
 
     def keep_last(self, trace: Trace, passes: int) -> None:
         """Forgets all but the times of the last passes of a step: what its operators took before is no more what they take."""
@@ -53,8 +66,8 @@ class Ledger:
         return (op.time_ns,) if op.time_ns > 0 else ()
 
     def noise(self) -> float:
-        """The usual distance of the logarithm of one measured time from the median of its signature."""
-        groups = [times for times in self.samples.values() if len(times) > 2]
+        """The usual distance of the logarithm of one measured time from the median of its signature, by the signatures that came last."""
+        groups = [times for times in islice(reversed(self.samples.values()), _MOST_ASKED) if len(times) > 2]
         distances = [abs(log(time / middle)) for times in groups for middle in (median(times),) for time in times]
         return max(1.4826 * median(distances), _LEAST_NOISE) if distances else _USUAL_NOISE
 
