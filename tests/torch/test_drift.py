@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import punar
 from punar.errors import PlanError
+from punar.ir import Trace
 from punar.plan import Plan
 from punar.torch.drift import TOLERANCE, WINDOW, Drift, Pass, Replan, Watch
 from tests.torch.models import WIDTH, make_blocks
@@ -191,6 +192,39 @@ def test_no_step_waits_for_a_plan(run: Run) -> None:
     wait(run)
     run.steps(1)
     assert run.events == [("time", "drifted"), ("time", "replanned")]
+
+
+@pytest.mark.filterwarnings("ignore:punar's plan no longer says")
+def test_what_drifts_again_while_a_plan_is_made_gets_one_by_its_last_times(run: Run, clock: Clock) -> None:
+    run.settle()
+    first, asked = threading.Event(), []
+
+    def replan(trace: Trace, extra_bytes: int) -> Callable[[], Plan]:
+        asked.append(trace)
+
+        def make() -> Plan:
+            assert first.wait(60)
+            return replace(other_plan(run), plain_time_ns=trace.plain_time_ns)
+
+        return make
+
+    run.drifts.replan = replan
+    run.model.takes_ns *= 4
+    while not asked:
+        run.steps(1)
+    (script,) = run.remat._session.scripts
+    run.drifts.plan_anew(script, replace(script.retimed, overhead_ns=77))
+    run.steps(2)
+    assert len(asked) == 1
+    first.set()
+    wait(run)
+    before = run.remat.plan
+    run.steps(1)
+    assert [trace.overhead_ns == 77 for trace in asked] == [False, True]
+    assert run.remat.plan.hold_from == before.hold_from  # the plan made by the older times is not obeyed
+    wait(run)
+    run.steps(1)
+    assert run.remat.plan.hold_from != before.hold_from
 
 
 def test_a_slower_plan_is_rolled_back(run: Run) -> None:

@@ -204,6 +204,7 @@ class Drifts:
         self.scripts = scripts
         self.replan = replan
         self.planning: Planning | None = None
+        self._waiting: dict[Script, tuple[Trace, bool]] = {}
         self._found: list[Drift] = []
         self._told: set[Kind] = set()
 
@@ -253,27 +254,37 @@ class Drifts:
 
     def plan_anew(self, script: Script, trace: Trace) -> None:
         """A script was measured anew, which gave this trace: has a plan made by it."""
-        if not self._plan(script, trace):
-            self._note_of(script, "not replanned")
+        self._plan(script, trace, is_own=False)
 
     def plan_own(self, script: Script, trace: Trace) -> None:
         """A script whose first plan was made for other sizes has been timed, which gave this trace: has a plan made for its own."""
-        script.is_own_due = self._plan(script, trace, is_own=True)
+        self._plan(script, trace, is_own=True)
 
-    def _plan(self, script: Script, trace: Trace, *, is_own: bool = False) -> bool:
-        """Has a plan made for a script, if none is being made for another; says whether it can be."""
-        if self.replan is None or (self.planning is not None and not self.planning.is_done):
-            return True
+    def _plan(self, script: Script, trace: Trace, *, is_own: bool) -> None:
+        """Has a plan made for a script, now or once the one that is being made is there."""
+        if self.replan is None:
+            return
+        if self.planning is not None and not self.planning.is_done:
+            known = set(self.scripts)
+            self._waiting = {each: asked for each, asked in self._waiting.items() if each in known}
+            self._waiting[script] = (trace, is_own)
+            return
         try:
             make = self.replan(trace, script.extra_bytes)
         except PunarError:
-            return False
+            script.is_own_due = False
+            if not is_own:
+                self._note_of(script, "not replanned")
+            return
         self.planning = Planning(script, trace, make, is_own=is_own)
-        return True
 
     def begin(self, script: Script) -> Script:
         """A pass along a script begins; says along which it does, where a new plan has been made for it (Rule 2)."""
         planning = self.planning
+        if script in self._waiting and (planning is None or planning.is_done):
+            trace, is_own = self._waiting.pop(script)
+            self._plan(script, trace, is_own=is_own)  # what was made of it meanwhile was made by older times
+            return script
         if planning is None or planning.script is not script or not planning.is_done:
             return script
         self.planning = None
