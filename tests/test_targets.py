@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -97,6 +98,11 @@ def trained() -> punar.Remat:
     return remat
 
 
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    targets = punar.Targets(overhead=np.float32(0.5), step_p95=np.float64(0.25))  # type: ignore[arg-type]
+    assert (targets.overhead, targets.step_p95_ns) == (0.5, 250_000_000)
+
+
 def test_a_run_is_checked_by_what_it_measured(trained: punar.Remat) -> None:
     obeyed = trained.stats[1:]
     peak = max(stats.measured_peak_bytes for stats in obeyed)
@@ -109,6 +115,7 @@ def test_a_run_is_checked_by_what_it_measured(trained: punar.Remat) -> None:
     missed = punar.Targets(peak=peak - 1, overhead=overhead / 2, step_p95=slowest / 2e9).check(trained)
     assert missed.missed == ("peak", "overhead", "step_p95")
     assert str(missed).count("MISSED") == 3
+    assert f"at most {peak - 1} B  {peak} B" in str(missed)  # rounded, they would read the same
     assert missed.to_dict()["outcomes"][0] == {"name": "peak", "target": peak - 1, "found": peak, "is_met": False, "origin": "measured"}
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -84,6 +85,8 @@ class Outcome:
 
     def row(self) -> tuple[str, str, str, str, str]:
         write = _WRITE[self.name]
+        if not self.is_met and self.found is not None and write(self.found) == write(self.target):
+            write = _WRITE_EXACTLY[self.name]
         return (
             self.name,
             f"at most {write(self.target)}",
@@ -296,11 +299,11 @@ def percentile(times: Sequence[int], percent: int) -> int:
 
 
 def _is_number(ratio: object) -> bool:
-    return isinstance(ratio, (int, float)) and not isinstance(ratio, bool) and ratio >= 0
+    return isinstance(ratio, Real) and not isinstance(ratio, bool) and float(ratio) >= 0
 
 
 def _in_ns(seconds: object) -> int | None:
-    return round(seconds * 1e9) if isinstance(seconds, (int, float)) and _is_number(seconds) and math.isfinite(seconds) else None
+    return round(float(seconds) * 1e9) if isinstance(seconds, Real) and _is_number(seconds) and math.isfinite(seconds) else None
 
 
 def _table(path: str | Path, body: dict[str, Any]) -> dict[str, Any]:
@@ -319,4 +322,11 @@ _WRITE: dict[str, Callable[[Any], str]] = {
     "overhead": "{:.1%}".format,
     "gradient_error": "{:.2g}".format,
     "step_p95": format_seconds,
+}
+
+_WRITE_EXACTLY: dict[str, Callable[[Any], str]] = {
+    "peak": "{} B".format,
+    "overhead": "{:.6%}".format,
+    "gradient_error": "{!r}".format,
+    "step_p95": "{} ns".format,
 }

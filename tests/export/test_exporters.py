@@ -117,6 +117,11 @@ def test_prometheus_is_told_where(steps: tuple[StepStats, ...]) -> None:
         Prometheus(registry=registry)
 
 
+def test_what_makes_no_instruments_is_no_meter() -> None:
+    with pytest.raises(UsageError, match="asked to record on 3, which makes no instruments"):
+        OpenTelemetry(3)  # type: ignore[arg-type]
+
+
 def test_opentelemetry_collects_what_was_recorded(steps: tuple[StepStats, ...]) -> None:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader

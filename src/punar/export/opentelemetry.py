@@ -26,12 +26,14 @@ class OpenTelemetry:
 
     Raises:
         MissingDependency: ``opentelemetry-api`` is not installed.
-        UsageError: the attributes are no mapping.
+        UsageError: the meter is none, or the attributes are no mapping.
     """
 
     def __init__(self, meter: Meter | None = None, *, attributes: Mapping[str, str] | None = None) -> None:
         if not isinstance(attributes or {}, Mapping):
             raise UsageError(f'asked to record attributes with each number, found {attributes!r}; give a mapping such as {{"rank": "0"}}')
+        if meter is not None and not hasattr(meter, "create_counter"):
+            raise UsageError(f"asked to record on {meter!r}, which makes no instruments; give what opentelemetry.metrics.get_meter returns")
         if meter is None:
             meter = imported("opentelemetry.metrics", "opentelemetry-api", "opentelemetry").get_meter("punar")
         self._updates = [_update(meter, metric) for metric in METRICS]

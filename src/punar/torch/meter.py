@@ -114,8 +114,9 @@ class Meter:
         if needed_bytes > limit_bytes:
             self.limit_bytes = None
             raise OutOfMemory(
-                f"asked for a step within a limit of {format_bytes(limit_bytes)}, found {format_bytes(needed_bytes)} alive in it; give a tighter budget, "
-                "raise the limit, or leave it to `remat.step` to repeat the step under tighter plans as long as there are some",
+                f"asked for a step within a limit of {format_bytes(limit_bytes)}, found {format_bytes(needed_bytes)} alive in it, "
+                f"{needed_bytes - limit_bytes} B more; give a tighter budget, raise the limit, or leave it to `remat.step` to repeat the step under "
+                "tighter plans as long as there are some",
                 limit_bytes=limit_bytes,
                 needed_bytes=needed_bytes,
             )

@@ -185,13 +185,17 @@ def shrunk(trace: Trace, ops: Collection[int], parts: int, whole: Collection[int
 # -- gradients and the batch ---------------------------------------------------------------------------------------------
 
 
+def _lowered(lower_bytes: int, peak: Peak) -> str:
+    """What a peak would be; with the part that this is less, since both may read the same when they are rounded."""
+    return f"{format_bytes(lower_bytes)} instead of {format_bytes(peak.bytes)}, {1 - lower_bytes / peak.bytes:.0%} less"
+
+
 def _optimizer_in_backward(trace: Trace, plan: Plan, peak: Peak) -> list[Advice]:
     gradients = gradients_of(trace)
     lower = _peak_of(freed_early(trace, gradients), plan)
     text = (
         f"Step the optimizer inside backward, on each gradient as soon as it is complete, and free it then: the gradients are "
-        f"{format_bytes(size_of(trace, gradients))} when backward ends. The least peak would be {format_bytes(lower)} instead of "
-        f"{format_bytes(peak.bytes)}, and what the optimizer allocates itself."
+        f"{format_bytes(size_of(trace, gradients))} when backward ends. The least peak would be {_lowered(lower, peak)}, and what the optimizer allocates itself."
     )
     return [Advice(kind="optimizer in backward", text=text, peak_bytes=lower)]
 
@@ -214,7 +218,7 @@ def _half_batch(trace: Trace, plan: Plan, peak: Peak) -> list[Advice]:
     lower = _peak_of(halved, plan) + size_of(trace, gradients_of(trace))
     text = (
         f"Halve the batch and accumulate gradients over two: where all that is allocated but gradients is proportional to the batch, the least peak would be "
-        f"at most {format_bytes(lower)} instead of {format_bytes(peak.bytes)}."
+        f"at most {_lowered(lower, peak)}."
     )
     return [Advice(kind="half batch", text=text, peak_bytes=lower)]
 
