@@ -10,9 +10,10 @@ import punar
 from punar.plan import plain_plan
 from punar.plan.nearby import NEARBY
 from punar.solvers import solve as solve_trace
+from punar.torch import script_cache
 from punar.torch.drift import Planning
 from punar.torch.script import Script
-from tests.torch.models import Block
+from tests.torch.models import Block, make_blocks
 
 WIDTH = 32
 
@@ -191,3 +192,89 @@ def test_a_ceiling_set_by_a_rescue_holds_for_what_is_taken(run: Run) -> None:
     run.step(63)
     assert run.remat.stats[-1].measured_peak_bytes is not None
     assert run.remat.stats[-1].measured_peak_bytes <= ceiling
+
+
+class Translator(nn.Module):
+    """Reads two texts, of lengths that have nothing to do with each other; the first operator sees one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        self.encoder, self.decoder = make_blocks(4), make_blocks(4)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen = self.encoder(self.words(source)).mean(1, keepdim=True)
+        return self.decoder(self.words(target) + seen)
+
+
+def test_two_lengths_that_have_nothing_to_do_with_each_other_are_two_steps() -> None:
+    torch.manual_seed(0)
+    model = Translator()
+    budget = peak_of(model, 40, 50) * 7 // 10
+    remat = punar.Remat(budget=budget)
+    for source, target in [(40, 20), (40, 50), (40, 50), (40, 8), (40, 20), (40, 50), (12, 50), (12, 8), (12, 50)]:
+        model.zero_grad()
+        with remat:
+            model(tokens(source), target=tokens(target)).square().mean().backward()
+        stats = remat.stats[-1]
+        assert stats.measured_peak_bytes is not None
+        if not stats.is_traced:
+            assert stats.measured_peak_bytes == stats.predicted_peak_bytes
+            assert stats.measured_peak_bytes <= budget
+    assert [stats.is_traced for stats in remat.stats] == [True, True, False, True, False, False, True, True, False]
+
+
+def peak_of(model: nn.Module, *lengths: int) -> int:
+    trace = punar.profile(model, tuple(map(tokens, lengths)), lambda model, texts: model(*texts).square().mean()).trace
+    return plain_plan(trace).peak_bytes
+
+
+def test_of_many_lengths_the_longer_ones_stand_in_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_cache, "_MOST_ALONE", 4)
+    run = Run(length=90)
+    recorded = []
+    for length in (90, 60, 30, 20, 70, 50, 89, 10, 25, 95, 70):
+        stats = run.step(length)
+        assert stats.measured_peak_bytes is not None
+        assert stats.is_traced or stats.measured_peak_bytes <= run.budget
+        recorded += [length] if stats.is_traced else []
+    assert recorded == [90, 60, 30, 20, 95]
+    for script in run.remat._session.scripts:
+        assert not script.timed_ns or script.passes == len(script.timed_ns)  # a smaller step's times say nothing of it
+
+
+def test_where_a_shorter_step_has_fewer_operators_each_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_cache, "_MOST_ALONE", 2)
+    torch.manual_seed(0)
+    words, cell, remat = nn.Embedding(50, WIDTH), nn.GRUCell(WIDTH, WIDTH), punar.Remat(budget="min")
+    for length in (40, 30, 20, 20, 10, 10, 8):
+        cell.zero_grad()
+        with remat:
+            state = torch.zeros(8, WIDTH)
+            for word in words(tokens(length)).unbind(1):
+                state = cell(word, state)
+            state.sum().backward()
+    assert [stats.is_traced for stats in remat.stats] == [True, True, False, True, True, False, True]
+
+
+def test_what_the_first_operator_reads_may_be_the_same_for_all_lengths() -> None:
+    """Under autocast it is a cast of the first weight."""
+    torch.manual_seed(0)
+    model = make_blocks(4)
+    texts = {length: torch.randn(8, length, WIDTH) for length in (20, 60, 40)}
+
+    def loss(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return model(text).square().mean()  # type: ignore[no-any-return]
+
+    budget = plain_plan(punar.profile(model, texts[60], loss).trace).peak_bytes * 8 // 10
+    remat = punar.Remat(budget=budget)
+    for length in (20, 60, 40, 20, 60, 40, 60):
+        model.zero_grad()
+        with remat:
+            loss(model, texts[length]).backward()
+    assert [stats.is_traced for stats in remat.stats] == [True] * 3 + [False] * 4
+    for stats in remat.stats[3:]:
+        assert stats.predicted_peak_bytes is not None
+        assert stats.measured_peak_bytes in (None, stats.predicted_peak_bytes)
+        assert stats.predicted_peak_bytes <= budget

@@ -200,6 +200,18 @@ def test_a_recording_that_fails_is_made_once_more_in_less(at: int) -> None:
     assert remat.stats[-1].replayed_operators > 0
 
 
+@TOLD
+def test_a_recording_that_fails_at_its_limit_is_made_once_more_within_the_limit() -> None:
+    """What it had when it failed is below the limit: what went over it was still to be made."""
+    plain = punar.Remat()
+    trained(plain)
+    limit = plain.stats[0].measured_peak_bytes - 1
+    remat = punar.Remat(limit=limit)
+    trained(remat)
+    assert [stats.rescues for stats in remat.stats] == [1, 0]
+    assert [stats.plan.budget_bytes for stats in remat.stats if stats.plan] == [limit]
+
+
 def test_a_failure_before_anything_was_recorded_is_raised() -> None:
     remat = punar.Remat()
     with pytest.raises(MemoryError, match="before aten") as caught:

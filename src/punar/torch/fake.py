@@ -99,7 +99,11 @@ class FakeSession(Session):
         if tracer is None:
             return
         is_backward_seen = any(row["is_backward"] for row in tracer.rows)
-        meta = {"torch": torch.__version__, "optimizer_bytes": str(self.optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
+        meta = {
+            "torch": torch.__version__,
+            "optimizer_bytes": str(self.optimizer_bytes),
+            "gradient_bytes": str(self.pending_key.gradient_bytes),
+        }
         self.trace = tracer.finish(is_backward_seen=is_backward_seen, meta=meta)
 
 

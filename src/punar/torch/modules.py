@@ -6,6 +6,7 @@ import sys
 from itertools import pairwise
 from pathlib import PurePath
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -39,14 +40,25 @@ def running_root() -> torch.nn.Module | None:
     return modules[-1] if modules else None
 
 
+def called_with() -> list[Any]:
+    """What the outermost module that is running was called with; nothing where none is."""
+    calls = _calls(sys._getframe(1))
+    return [*calls[-1].f_locals["args"], *calls[-1].f_locals["kwargs"].values()] if calls else []
+
+
 def _running(frame: FrameType | None) -> list[torch.nn.Module]:
     """The modules that are running at a frame, the innermost first."""
-    modules = []
+    return [call.f_locals["self"] for call in _calls(frame)]
+
+
+def _calls(frame: FrameType | None) -> list[FrameType]:
+    """The frames of modules' calls, from a frame outwards."""
+    calls = []
     while frame is not None:
         if frame.f_code is _CALL:
-            modules.append(frame.f_locals["self"])
+            calls.append(frame)
         frame = frame.f_back
-    return modules
+    return calls
 
 
 class SourceLines:

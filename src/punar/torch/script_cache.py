@@ -7,15 +7,64 @@ where steps went before as the last ones did since another way was taken: predic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
 
 from punar.torch.script import Script
 
-Key = tuple[str, int]
-"""How a step begins: the signature of its first operator, and the bytes of earlier gradients beside it."""
+
+class Key(NamedTuple):
+    """How a step begins.
+
+    ``signature``: of its first operator; ``shapes``: of the tensors that that one reads, and of those that the outermost module was called with;
+    ``gradient_bytes``: of earlier gradients beside it.
+    """
+
+    signature: str
+    shapes: tuple[tuple[int, ...], ...]
+    gradient_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Numbers in the tensors."""
+        return sum(map(prod, self.shapes))
+
+    def covers(self, other: Key) -> bool:
+        """Whether a step that begins so is the other one with tensors that are at least as large in each dimension."""
+        return (
+            len(self.shapes) == len(other.shapes)
+            and _form(self.signature) == _form(other.signature)
+            and all(
+                len(mine) == len(theirs) and all(m >= t for m, t in zip(mine, theirs, strict=True))
+                for mine, theirs in zip(self.shapes, other.shapes, strict=True)
+            )
+        )
+
+
+def sizes_of(tensor: Tensor) -> tuple[int, ...]:
+    """A tensor's shape; -1 stands for a ragged dimension."""
+    return tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+
+
+@lru_cache(maxsize=1024)
+def _form(signature: str) -> str:
+    """An operator's signature without sizes."""
+    return re.sub(r"\[[\d, ]*\]", "[]", signature)
+
 
 _MOST_KEYS = 64
 """Beginnings remembered at once; beyond, the one recorded longest ago is forgotten."""
+
+_MOST_ALONE = 32
+"""Beginnings that are recorded whatever is known; beyond, a step is recorded only where none of those known covers it."""
+
+_MOST_SHAPES = 16
+"""First operators' signatures are alike, and what the module is called with is not: beginnings that are recorded then; beyond, the nearest stands for all."""
 
 _MOST_WAYS = 4
 """Ways to go on from one beginning that are recorded; a step that takes yet another keeps what is not in any of them."""
@@ -89,21 +138,34 @@ class ScriptCache:
 
     def __init__(self) -> None:
         self._ways: dict[Key, Ways] = {}
+        self._uncovered: set[str] = set()
 
     def __iter__(self) -> Iterator[Script]:
         return (script for ways in self._ways.values() for script in ways.scripts)
 
-    def nearest_key(self, signature: str, gradient_bytes: int) -> Key:
-        """The key of a step that begins so, beside so many bytes of earlier gradients.
+    def stand_in(self, key: Key) -> Key:
+        """The key of the steps that one which begins so is taken for: its own, as long as there are few.
 
-        Where their number is another one each time, because gradients of inputs are collected for example, steps are not recorded for ever: the
-        nearest of those recorded stands for all.
+        Where bytes of earlier gradients, or shapes beside those of the first operator, are others each time, because gradients of inputs are collected or
+        batches list what is in each image, steps are not recorded for ever: the nearest of those recorded stands for all. Where lengths are, a larger one does.
         """
-        key = (signature, gradient_bytes)
-        known = [other for other in self._ways if other[0] == signature]
-        if key in self._ways or len(known) < _MOST_RECORDED:
+        if key in self._ways:
             return key
-        return min(known, key=lambda other: (abs(other[1] - gradient_bytes), other))
+        alike = [other for other in self._ways if other.signature == key.signature]
+        same = [other for other in alike if other.shapes == key.shapes]
+        if same:
+            nearest = min(same, key=lambda other: (abs(other.gradient_bytes - key.gradient_bytes), other))
+            return nearest if len(same) >= _MOST_RECORDED else key
+        covering = [other for other in self._ways if other.gradient_bytes == key.gradient_bytes and other.covers(key)]
+        if covering and len(self._ways) >= _MOST_ALONE and _form(key.signature) not in self._uncovered:
+            return min(covering, key=lambda other: (other.size, other))
+        if len(alike) >= _MOST_SHAPES:
+            return min(alike, key=lambda other: (abs(other.gradient_bytes - key.gradient_bytes), abs(other.size - key.size), other))
+        return key
+
+    def uncover(self, key: Key) -> None:
+        """A step that another one stood in for did other things: none that begins with this operator is taken for a larger one from now on."""
+        self._uncovered.add(_form(key.signature))
 
     def find(self, key: Key) -> Script | None:
         """The script to follow, None where the step is to be recorded."""

@@ -36,6 +36,7 @@ from punar.torch.engine import announced, aside, is_innermost, runs_python
 from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
+from punar.torch.modules import called_with
 from punar.torch.movers import Movers
 from punar.torch.online import EvictingTracer, unread_bytes
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
@@ -45,7 +46,7 @@ from punar.torch.replay import ReplayCount
 from punar.torch.rescue import CutRecording
 from punar.torch.scratch import end_parked
 from punar.torch.script import LEFT_ALONE, OUTDATED, Script
-from punar.torch.script_cache import Key, ScriptCache
+from punar.torch.script_cache import Key, ScriptCache, sizes_of
 from punar.torch.tracer import TracedHandle, Tracer
 from punar.torch.undo import Undo
 from punar.units import format_bytes, format_seconds
@@ -166,7 +167,7 @@ class Session(TorchDispatchMode):
     None where it cannot.
     ``is_guarded``: either is there, so that each operator is seen, whatever the plan. ``failed``: the script of the step that ran out of memory last, or
     what was recorded of it; None where nothing is known of it. ``refused``: why there is no plan for the step that has just
-    ended, to be raised once what it did is written down.
+    ended, to be raised once what it did is written down. ``covered``: how the pass began that follows the script of a larger one; None for others.
     """
 
     supports_higher_order_operators = True
@@ -209,7 +210,7 @@ class Session(TorchDispatchMode):
         self.calm, self.is_watched = Calm(), True
         self.phase: Waiting | Tracer | Follower | None = None
         self.pending: Tracer | None = None
-        self.pending_key: Key = ("", 0)
+        self.pending_key = Key("", (), 0)
         self.followed: Script | None = None
         self.pending_optimizer_bytes = 0
         self.gradients: list[weakref.ref[StorageRecord]] = []
@@ -222,6 +223,7 @@ class Session(TorchDispatchMode):
         self.is_plan_followed = self.is_passage = False
         self.obeyed: list[Plan] = []
         self.left: Script | None = None
+        self.covered: Key | None = None
         self.has_failed = self.is_drift_told = self.is_excess_told = False
         self.optimizer_bytes = self.optimizer_outside_bytes = self.outside_peak_bytes = 0
         self.traced_source_bytes: int | None = None
@@ -401,7 +403,7 @@ class Session(TorchDispatchMode):
 
     def judge(self, follower: Follower) -> bool:
         """Says whether the pass kept to its script, as far as a step can whose sizes depend on its data. If not, such steps are recorded."""
-        script, strays = follower.script, follower.mismatches + follower.resized
+        script, strays = follower.script, follower.mismatches + (follower.resized if self.covered is None else 0)
         if follower.has_switched:
             assert script.trace is not None
             self.left = follower.begun
@@ -423,9 +425,19 @@ class Session(TorchDispatchMode):
         if self.fixed is not None:
             return True
         self.followed = script
+        if self.covered is not None:
+            self.judge_covered(self.covered, follower)
+            return False
         is_recorded_next = self.note_way(follower)
         self.is_passage = is_recorded_next or (follower.has_switched and not strays)  # its peak is that of no plan
         return not is_recorded_next
+
+    def judge_covered(self, begun: Key, follower: Follower) -> None:
+        """A pass along the script of a larger step is over, which says nothing of that one: but whether a smaller one does the same, in less."""
+        is_alike = follower.mismatches <= len(follower.rows) // 50
+        if not is_alike or (self.measured_peak() or 0) > follower.script.plan.peak_bytes * (1 + _SAME_PEAK):
+            self.scripts.uncover(begun)
+        self.is_passage, self.covered = True, None
 
     def note_way(self, follower: Follower) -> bool:
         """Remembers which way the pass went; says whether it is one that is yet to be recorded."""
@@ -460,7 +472,7 @@ class Session(TorchDispatchMode):
         is_measured_anew, script.watch.is_measured_anew = script.watch.is_measured_anew, False
         if is_measured_anew:
             (script.own_times or self.ledger).keep_last(script.trace, LEARNED_AFTER)
-        self.cache.save(self.ledger)
+        self.cache.save_soon(self.ledger)
         script.retimed = self.trace = trace = script.retimed_trace(self.ledger)
         known = judged_anew(script.plan, trace)
         if script.is_own_due:
@@ -555,6 +567,8 @@ class Session(TorchDispatchMode):
             trace = self.traced(tracer, is_backward_seen=False)
             known = (self.measured_peak(), tracer.budget_bytes)
             peak_bytes = min((size for size in known if size is not None), default=plain_plan(trace).peak_bytes)
+            if self.limit_bytes is not None and tracer.budget_bytes is None:
+                peak_bytes = max(peak_bytes, self.limit_bytes + 1)  # with what the operator that failed would have made
             self.failed = CutRecording(trace, peak_bytes=peak_bytes, is_exhausted=tracer.is_exhausted)
         tracer.close()
 
@@ -681,11 +695,15 @@ class Session(TorchDispatchMode):
             self.set_device(tensors_in((*args, *kwargs.values())))
             return self.follow(episode, self.given_script(signature))
         gradient_bytes = sum(record.nbytes for record in self.alive_gradients())
-        key = self.scripts.nearest_key(signature, gradient_bytes)
+        read = tensors_in((*args, *kwargs.values()))
+        shapes = tuple(sizes_of(tensor) for tensor in (*read, *tensors_in(called_with())))
+        begun = Key(signature, shapes, gradient_bytes)
+        key = self.scripts.stand_in(begun)
         script = self.scripts.find(key)
         if script is not None:
-            return self.follow(episode, self.beside(script, gradient_bytes - key[1]))
-        self.set_device(tensors_in((*args, *kwargs.values())))
+            self.covered = begun if key.shapes != shapes and key.covers(begun) else None
+            return self.follow(episode, self.beside(script, gradient_bytes - key.gradient_bytes))
+        self.set_device(read)
         return self.record(episode, waiting, key, args)
 
     def given_script(self, signature: str) -> Script:
@@ -824,7 +842,10 @@ class Session(TorchDispatchMode):
         leaves = [leaf for leaf in (r() for r in (*self.leaves, *tracer.leaves.values())) if leaf is not None]
         self.leaves = [weakref.ref(leaf) for leaf in {id(leaf): leaf for leaf in leaves}.values()]
         self.load_costs()
-        meta = self.cache.device | {"optimizer_bytes": str(self.pending_optimizer_bytes), "gradient_bytes": str(self.pending_key[1])}
+        meta = self.cache.device | {
+            "optimizer_bytes": str(self.pending_optimizer_bytes),
+            "gradient_bytes": str(self.pending_key.gradient_bytes),
+        }
         trace = self.ledger.timed(tracer.finish(is_backward_seen=is_backward_seen, meta=meta))
         self.traced_source_bytes = int(trace.meta["source_bytes"])
         return trace
