@@ -278,3 +278,18 @@ def test_what_the_first_operator_reads_may_be_the_same_for_all_lengths() -> None
         assert stats.predicted_peak_bytes is not None
         assert stats.measured_peak_bytes in (None, stats.predicted_peak_bytes)
         assert stats.predicted_peak_bytes <= budget
+
+
+def test_of_sizes_that_nothing_shows_the_largest_is_planned_for() -> None:
+    """The parts are called one by one, and the second text is not seen before it is read."""
+    torch.manual_seed(0)
+    model = Translator()
+    budget = peak_of(model, 40, 50) * 7 // 10
+    remat = punar.Remat(budget=budget)
+    for target in (25, 50, 50, 8, 25, 50, 8, 50):
+        model.zero_grad()
+        with remat:
+            seen = model.encoder(model.words(tokens(40))).mean(1, keepdim=True)
+            model.decoder(model.words(tokens(target)) + seen).square().mean().backward()
+    over = [place for place, stats in enumerate(remat.stats) if not stats.is_traced and (stats.measured_peak_bytes or 0) > budget]
+    assert over == [1]

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from punar.plan import plain_plan
 from punar.torch import script_cache
+from punar.torch.script import Script
 from punar.torch.script_cache import Key, ScriptCache, Ways
+from tests.synthetic import chain
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -73,3 +76,18 @@ def test_bytes_of_gradients_that_are_others_each_time_are_recorded_only_so_often
 @pytest.mark.parametrize("text", ["float32[1024, 8]", "float32[8, 1024]"])
 def test_dtypes_are_no_sizes(text: str) -> None:
     assert script_cache._form(f"aten.mm.default({text},bfloat16[2])") == "aten.mm.default(float32[],bfloat16[])"
+
+
+@pytest.mark.parametrize(("first", "second", "kept"), [(4, 8, 8), (8, 4, 8)])
+def test_the_larger_of_two_recordings_is_followed(first: int, second: int, kept: int) -> None:
+    """What told them from one another was seen too late to plan for each."""
+    plans = {factor: plain_plan(chain([factor * 1024, factor * 2048, factor * 512])) for factor in (first, second)}
+    scripts = {factor: Script(plan) for factor, plan in plans.items()}
+    cache, begun = ScriptCache(), key(20)
+    cache.add(begun, scripts[first])
+    assert cache.resize(scripts[first])
+    assert cache.find(begun) is None  # the next one is recorded
+    cache.add(begun, scripts[second])
+    assert cache.find(begun) is scripts[kept]
+    assert not cache.resize(scripts[kept])  # once is enough: sizes may be others each time
+    assert cache.find(begun) is scripts[kept]

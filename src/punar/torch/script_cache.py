@@ -118,15 +118,17 @@ class Ways:
         return None if way is None else self.scripts[way]
 
     def add(self, script: Script) -> None:
-        """A step was recorded. The same operators as those of a known way replace that one's script where sizes had changed, else teach nothing."""
+        """A step was recorded. The same operators as those of a known way replace that one's script where sizes have grown, else teach nothing."""
         way = next((place for place, known in enumerate(self.scripts) if known.names == script.names), None)
         if way is None:
             way = len(self.scripts)
             self.scripts.append(script)
             self.taken = [way if past is None else past for past in self.taken]  # it was this one, most likely
         elif self.is_resized:
-            script.is_retraced = True
-            self.scripts[way] = script
+            known = self.scripts[way]
+            known.is_retraced = script.is_retraced = True
+            if script.plan.plain_peak_bytes > known.plan.plain_peak_bytes:
+                self.scripts[way] = script  # else smaller steps are within the plan of the larger one
         else:
             self._fruitless += 1
         self.is_resized = False
