@@ -6,6 +6,7 @@ import io
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_a_frozen_program_does_not_start_itself(monkeypatch: pytest.MonkeyPatch)
     assert can_ask()
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert not can_ask()
+
+
+def test_files_where_it_is_started_are_not_run(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dataclasses.py").write_text("raise SystemExit(7)")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert solve_elsewhere(request_) == request_.answer()
 
 
 def test_the_other_process_loads_no_torch() -> None:

@@ -122,6 +122,23 @@ def test_its_own_plan_is_made_beside_training_once_it_comes_again(run: Run, solv
     assert len(solved) == 1
 
 
+def test_each_length_gets_its_own_plan_though_others_ask_meanwhile(run: Run) -> None:
+    run.step(64)
+    for length in (60, 56, 52):
+        for _ in range(4):
+            run.step(length)
+    asked = 0
+    while run.planning is not None:
+        run.wait()
+        run.step(64)  # another one begins each time that a plan is there
+        asked += 1
+    assert asked == 3
+    for length in (60, 56, 52):
+        run.step(length)
+        assert run.remat.plan is not None
+        assert run.remat.plan.solver == "auto"
+
+
 def test_where_no_own_plan_can_be_made_the_other_ones_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> punar.Plan:
         raise punar.errors.PlanError("asked for a plan, found no process to make it in")

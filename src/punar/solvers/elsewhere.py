@@ -47,6 +47,14 @@ class Request:
         return solve(self.trace, self.budget_bytes, self.solver, self.channels)
 
 
+_PROGRAM = f"""
+import sys
+sys.path[:] = filter(None, sys.path)  # where it was started is no place to import from
+from {__name__} import serve
+serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
 def solve_elsewhere(request: Request) -> Plan:
     """Answers a request in a process of its own, and waits for it.
 
@@ -55,7 +63,7 @@ def solve_elsewhere(request: Request) -> Plan:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-c", _PROGRAM],
             input=pickle.dumps(request),
             capture_output=True,
             timeout=MOST_SECONDS,
@@ -91,7 +99,3 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     except PunarError as error:
         found = str(error)
     answers.write(pickle.dumps(found))
-
-
-if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -198,12 +198,13 @@ class Planning:
 
 
 class Drifts:
-    """Watches the scripts of one session. ``replan``: None where no plan can be made beside training."""
+    """Watches the scripts of one session. ``replan``: None where no plan can be made beside training. ``planning``: the plan that is being made."""
 
     def __init__(self, scripts: ScriptCache, replan: Replan | None = None) -> None:
         self.scripts = scripts
         self.replan = replan
         self.planning: Planning | None = None
+        self._made: dict[Script, Planning] = {}
         self._waiting: dict[Script, tuple[Trace, bool]] = {}
         self._found: list[Drift] = []
         self._told: set[Kind] = set()
@@ -261,14 +262,27 @@ class Drifts:
         self._plan(script, trace, is_own=True)
 
     def _plan(self, script: Script, trace: Trace, *, is_own: bool) -> None:
-        """Has a plan made for a script, now or once the one that is being made is there."""
+        """Has a plan made for a script, now or once those are there that were asked for before."""
         if self.replan is None:
             return
-        if self.planning is not None and not self.planning.is_done:
-            known = set(self.scripts)
-            self._waiting = {each: asked for each, asked in self._waiting.items() if each in known}
-            self._waiting[script] = (trace, is_own)
-            return
+        known = set(self.scripts)
+        self._made = {each: planning for each, planning in self._made.items() if each in known and each is not script}
+        self._waiting = {each: asked for each, asked in self._waiting.items() if each in known} | {script: (trace, is_own)}
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Puts by the plan that is there, and has the next one made."""
+        planning = self.planning
+        if planning is not None and planning.is_done:
+            self._made[planning.script] = planning
+            self.planning = None
+        while self.planning is None and self._waiting:
+            script = next(iter(self._waiting))
+            trace, is_own = self._waiting.pop(script)
+            self._start(script, trace, is_own=is_own)
+
+    def _start(self, script: Script, trace: Trace, *, is_own: bool) -> None:
+        assert self.replan is not None
         try:
             make = self.replan(trace, script.extra_bytes)
         except PunarError:
@@ -280,14 +294,11 @@ class Drifts:
 
     def begin(self, script: Script) -> Script:
         """A pass along a script begins; says along which it does, where a new plan has been made for it (Rule 2)."""
-        planning = self.planning
-        if script in self._waiting and (planning is None or planning.is_done):
-            trace, is_own = self._waiting.pop(script)
-            self._plan(script, trace, is_own=is_own)  # what was made of it meanwhile was made by older times
-            return script
-        if planning is None or planning.script is not script or not planning.is_done:
-            return script
-        self.planning = None
+        self._go_on()
+        planning = self._made.pop(script, None)
+        is_asked_again = script in self._waiting or (self.planning is not None and self.planning.script is script)
+        if planning is None or is_asked_again:
+            return script  # what was made of it meanwhile was made by older times
         if planning.extra_bytes != script.extra_bytes:
             return script  # since then more or less is resident
         plan = planning.plan
