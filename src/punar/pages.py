@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from punar.arguments import EXACT
 from punar.ir import Trace
-from punar.plan import Plan
+from punar.plan import Plan, simulate
 from punar.plan.playback import Playback
 from punar.planning import codec_channels
 from punar.profiles import Profile, explain, trace_of
@@ -18,12 +18,16 @@ from punar.reporting.page import Curve, CurvePoint, NamedPoint, Page, block_of, 
 from punar.reporting.report import Report, StepLike
 from punar.solvers import frontier_points
 from punar.solvers import solve as solve_trace
+from punar.solvers.rotor import Rotor
 
 if TYPE_CHECKING:
     from punar.plan.moves import Channel
 
 PEERS = ("none", "full", "every:2", "every:4", "sqrt", "selective")
 """The solvers that have one plan whatever the budget."""
+
+_MOST_ROTOR = 6
+"""So many plans of ``rotor``, which has one for each budget, are shown at most."""
 
 _ANY_BUDGET = 1 << 62
 
@@ -69,8 +73,20 @@ def _curve(trace: Trace, plan: Plan | None, planned: Playback) -> Curve:
     )
     found = {(plan.peak_bytes, plan.overhead): name for name in reversed(PEERS) for plan in [solve_trace(trace, _ANY_BUDGET, name)]}
     peers = tuple(NamedPoint(name=name, peak_bytes=size, overhead=overhead) for (size, overhead), name in found.items())
+    rotor = _rotor(trace, plain_ns)
     chosen = None
     if plan is not None:  # by the times that the curve is of: the plan's own may be older
         cost = planned.cost
         chosen = NamedPoint(name=f"this plan ({plan.solver})", peak_bytes=cost.peak_bytes, overhead=cost.time_ns / plain_ns - 1)
-    return Curve(points=points, chosen=chosen, peers=tuple(reversed(peers)))
+    return Curve(points=points, chosen=chosen, peers=(*reversed(peers), *rotor))
+
+
+def _rotor(trace: Trace, plain_ns: int) -> list[NamedPoint]:
+    """What the optimal programme for chains makes of the step, by rising peak: where one plan of it beats another in both, only that one."""
+    judged = [simulate(trace, hold) for hold in dict.fromkeys(Rotor().holds(trace, _MOST_ROTOR))]
+    points: list[NamedPoint] = []
+    for cost in sorted(judged, key=lambda cost: (cost.peak_bytes, cost.time_ns)):
+        overhead = cost.time_ns / plain_ns - 1
+        if overhead > 0 and (not points or overhead < points[-1].overhead):
+            points.append(NamedPoint(name="rotor", peak_bytes=cost.peak_bytes, overhead=overhead))
+    return points

@@ -135,6 +135,13 @@ def test_the_curve_has_the_frontier_the_plan_and_the_literature(profile: punar.P
     assert [point.peak_bytes for point in planned.curve.points] == [point.peak_bytes for point in points]
     assert all(point.bound <= point.overhead for point in planned.curve.points)
     assert {"none", "full", "every:2", "selective"} <= {peer.name for peer in planned.curve.peers}
+    rotor = [peer for peer in planned.curve.peers if peer.name == "rotor"]
+    assert rotor
+    assert all(a.peak_bytes < b.peak_bytes and a.overhead > b.overhead for a, b in itertools.pairwise(rotor))
+    for peer in rotor:
+        plan = punar.solve(profile, budget=peer.peak_bytes, solver="rotor")
+        assert plan.peak_bytes <= peer.peak_bytes
+        assert plan.overhead <= peer.overhead
     plan = punar.solve(profile, budget=1.0, solver="full")
     full = next(peer for peer in planned.curve.peers if peer.name == "full")
     assert (full.peak_bytes, full.overhead) == (plan.peak_bytes, plan.overhead)

@@ -79,15 +79,19 @@ class Rotor:
     )
 
     def solve(self, trace: Trace, budget_bytes: int) -> Plan:
+        holds = dict.fromkeys([*self.holds(trace), (0,) * len(trace.values)])
+        plans = (make_plan(trace, hold, solver=self.name, budget_bytes=budget_bytes) for hold in holds)
+        return fastest(trace, plans, budget_bytes)
+
+    def holds(self, trace: Trace, most: int = 1 << 20) -> list[tuple[int, ...]]:
+        """``hold_from`` of what the programme chooses for rising amounts of memory; at most so many of them."""
         cuts = merged(cuts_of(trace), self.blocks)
         plain = simulate(trace, [0] * len(trace.values))
         unit = max(-(-plain.kept_bytes // self.units), 1)
         chain = chain_of(trace, cuts, unit)
         table = Table(chain, self.units + len(cuts))
         rooms = [room for room in range(self.units + len(cuts)) if table.time[0][-1][room] < INFINITE]
-        holds = dict.fromkeys((tuple(decode(trace, cuts, table, room)) for room in rooms), True) | {(0,) * len(trace.values): True}
-        plans = (make_plan(trace, hold, solver=self.name, budget_bytes=budget_bytes) for hold in holds)
-        return fastest(trace, plans, budget_bytes)
+        return [tuple(decode(trace, cuts, table, room)) for room in rooms[:: max(1, -(-len(rooms) // most))]]
 
 
 def merged(cuts: Sequence[int], blocks: int) -> tuple[int, ...]:

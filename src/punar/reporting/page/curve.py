@@ -19,7 +19,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPoint:
-    """The one plan of a solver without choice, or the chosen one; ``name``: as it is spelled. Units: as in ``CurvePoint``."""
+    """A plan of another solver, or the chosen one; ``name``: as it is spelled. Units: as in ``CurvePoint``."""
 
     name: str
     peak_bytes: int
