@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -10,10 +13,12 @@ import punar
 from punar.plan import plain_plan
 from punar.plan.nearby import NEARBY
 from punar.solvers import solve as solve_trace
+from punar.solvers.elsewhere import Request
 from punar.torch import script_cache
 from punar.torch.drift import Planning
 from punar.torch.script import Script
 from tests.torch.models import Block, make_blocks
+from tests.torch.test_drift import Clock
 
 WIDTH = 32
 
@@ -32,6 +37,12 @@ def step(model: nn.Module, length: int) -> list[torch.Tensor | None]:
     model.zero_grad()
     model(tokens(length)).square().mean().backward()
     return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operator takes as long as any other, so that which plan is faster is no matter of luck."""
+    monkeypatch.setattr(time, "perf_counter_ns", Clock())
 
 
 @pytest.fixture
@@ -119,7 +130,28 @@ def test_its_own_plan_is_made_beside_training_once_it_comes_again(run: Run, solv
     assert run.remat.drifts == ()
     for _ in range(9):
         run.step(60)
+        assert run.planning is None
     assert len(solved) == 1
+
+
+def test_an_own_plan_is_asked_for_once_however_long_it_takes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer, asked = threading.Event(), []
+
+    def answer(request: Request) -> punar.Plan:
+        asked.append(request)
+        assert may_answer.wait(60)
+        return request.answer()
+
+    monkeypatch.setattr("punar.remat.solve_elsewhere", answer)
+    run.step(64)
+    for _ in range(16):
+        run.step(60)
+    may_answer.set()
+    run.wait()
+    run.step(60)
+    assert len(asked) == 1
+    assert run.remat.plan is not None
+    assert run.remat.plan.solver == "auto"
 
 
 def test_each_length_gets_its_own_plan_though_others_ask_meanwhile(run: Run) -> None:

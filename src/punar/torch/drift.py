@@ -259,6 +259,7 @@ class Drifts:
 
     def plan_own(self, script: Script, trace: Trace) -> None:
         """A script whose first plan was made for other sizes has been timed, which gave this trace: has a plan made for its own."""
+        script.is_own_due = False
         self._plan(script, trace, is_own=True)
 
     def _plan(self, script: Script, trace: Trace, *, is_own: bool) -> None:
@@ -286,7 +287,6 @@ class Drifts:
         try:
             make = self.replan(trace, script.extra_bytes)
         except PunarError:
-            script.is_own_due = False
             if not is_own:
                 self._note_of(script, "not replanned")
             return
@@ -316,8 +316,7 @@ class Drifts:
 
     def _own(self, script: Script, plan: Plan | None, trace: Trace) -> Script:
         """Puts the plan that was made for a script's own sizes in the place of the one made for others, where it is faster."""
-        script.is_own_due = False
-        if plan is None or plan.time_ns > script.plan.time_ns:
+        if plan is None or plan.time_ns > script.plan.judged(trace).time_ns:
             return script
         script.trace = script.retimed = trace
         own = script.replanned(plan, script.extra_bytes)

@@ -99,7 +99,7 @@ class Script:
     ``timed_ns``: what timed passes took beside their replays, ``replays_ns``: what their replays took; ``rests_ns``: what passes whose backward ran
     unwatched took beside their replays. ``own_times``: of operators in passes where sizes were others than traced, which say what such a step takes
     but not what the traced operators do; None where there were none. ``is_nearby``: its first plan was made for other sizes, and those for its own
-    are made beside training; ``is_own_due``: the first of them is yet to be. ``watch``, ``trial``: see ``drift``.
+    are made beside training; ``is_own_due``: the first of them is yet to be asked for. ``watch``, ``trial``: see ``drift``.
     """
 
     def __init__(self, plan: Plan, *, trace: Trace | None = None, extra_bytes: int = 0, is_retraced: bool = False) -> None:
