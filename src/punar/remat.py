@@ -474,7 +474,7 @@ class Remat:
             return None
         offload = self._offload_from(trace.device)
         can_leave = offload is not None and not offload.has_failed
-        return nearby_plan(trace, [plan for plan in known if can_leave or not plan.leaves_device], budget_bytes, plain_peak_bytes)
+        return nearby_plan(trace, [plan for plan in known if can_leave or not plan.leaves_device], budget_bytes)
 
     def _replan(self, trace: Trace, extra_bytes: int) -> Callable[[], Plan]:
         """How a plan for a trace timed anew is made in another thread: all that must be asked in this one has been."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from punar.ir import Trace
 from punar.plan import simulate
-from punar.plan.nearby import NEARBY, nearby_plan
+from punar.plan.nearby import NEARBY, nearby_plan, plans_of_other_sizes
 from punar.plan.plan import Plan, make_plan, plain_plan
 from punar.solvers import solve
 from tests.solvers.problems import small_traces
@@ -30,12 +30,12 @@ def plain_peak(trace: Trace) -> int:
 
 
 @given(small_traces(), st.floats(0.3, 3), st.floats(0, 1.1))
-def test_what_is_taken_fits_and_is_the_fastest_of_the_nearest(trace: Trace, factor: float, share: float) -> None:
+def test_what_is_taken_fits_and_is_the_fastest(trace: Trace, factor: float, share: float) -> None:
     other = resized(trace, factor)
     plans = [plain_plan(trace), make_plan(trace, [1] * len(trace.values), solver="all", budget_bytes=0)]
     peak = plain_peak(other)
     budget = other.resident_bytes + int(share * (peak - other.resident_bytes))
-    found = nearby_plan(other, plans, budget, peak)
+    found = nearby_plan(other, plans, budget)
     judged = [simulate(other, plan.hold_from, is_closed=True) for plan in plans]
     fitting = [each.time_ns for each in judged if each.peak_bytes <= budget]
     assert (found is None) == (not fitting)
@@ -51,9 +51,9 @@ def test_a_plan_for_a_longer_step_serves_a_shorter_one_and_not_the_other_way_rou
     budget = (plain_peak(trace) + trace.resident_bytes) // 2
     plan = solve(trace, budget)
     shorter, longer = resized(trace, 0.9), resized(trace, 1.6)
-    assert nearby_plan(shorter, [plan], budget, plain_peak(shorter)) is not None
-    assert nearby_plan(longer, [plan], budget, plain_peak(longer)) is None
-    assert nearby_plan(shorter, [], budget, plain_peak(shorter)) is None
+    assert nearby_plan(shorter, [plan], budget) is not None
+    assert nearby_plan(longer, [plan], budget) is None
+    assert nearby_plan(shorter, [], budget) is None
 
 
 def _with_op(trace: Trace, **changes: object) -> Trace:
@@ -81,3 +81,15 @@ def test_only_sizes_times_and_what_is_resident_may_differ(change: Callable[[Trac
     trace = transformer(4)
     assert change(trace).is_resized(trace) is is_same
     assert trace.is_resized(change(trace)) is is_same
+
+
+def test_the_nearest_that_differ_are_tried() -> None:
+    trace, other = transformer(4), transformer(5)
+    sizes = {factor: resized(trace, factor) for factor in (0.5, 0.9, 1.2, 1.3, 3.0)}
+    plans = {factor: replace(plain_plan(each), moves=()) for factor, each in sizes.items()}
+    holds = {0.5: (1, 0), 0.9: (2, 0), 1.2: (2, 0), 1.3: (3, 0), 3.0: (4, 0)}
+    known = [(replace(plans[factor], hold_from=holds[factor]), sizes[factor]) for factor in sizes]
+    known.append((replace(plain_plan(other), hold_from=(5, 0)), other))
+    found = plans_of_other_sizes(trace, known, plain_peak(trace))
+    assert [plan.hold_from for plan in found] == [(2, 0), (3, 0), (1, 0)]
+    assert plans_of_other_sizes(trace, known[-1:], plain_peak(trace)) == []

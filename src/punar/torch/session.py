@@ -28,6 +28,7 @@ from punar.errors import InfeasibleBudget, NestedRemat, UsageError
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
 from punar.plan import Plan, plain_plan, simulate
+from punar.plan.nearby import plans_of_other_sizes
 from punar.plan.plan import gap_ns_of
 from punar.torch import attributes
 from punar.torch.calm import Calm
@@ -832,7 +833,8 @@ class Session(TorchDispatchMode):
         plain = simulate(trace, (0,) * len(trace.values))
         self.traced_peak_bytes = max(self.traced_peak_bytes, tracer.peak_bytes(trace, plain))
         self.traced_kept_bytes = plain.kept_bytes
-        nearby = [script.plan for script in self.scripts if script.trace is not None and trace.is_resized(script.trace)]
+        known = ((script.plan, script.trace) for script in self.scripts if script.trace is not None)
+        nearby = plans_of_other_sizes(trace, known, plain.peak_bytes)
         self.plan = self.planner(trace, 0, self.outside_peak_bytes, nearby)
         self.scripts.add(self.pending_key, Script(self.plan, trace=trace))
 
