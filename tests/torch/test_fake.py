@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import resource
 import sys
 import warnings
-from collections import UserDict
-from collections.abc import Callable
+from collections import UserDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import punar
 from punar.demo import random_weights, unet
@@ -349,3 +351,51 @@ def test_warnings_of_the_step_stay_what_they_are() -> None:
 
     with pytest.raises(UserWarning, match="mine"):
         punar.profile(model, batch, loss_fn, device="cpu")
+
+
+class Remembering(nn.Module):
+    """Has tensors, and puts some, in all sorts of containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(WIDTH, WIDTH), torch.ones(WIDTH)
+        self.seen: list[Tensor] = []
+        self.last: dict[str, dict[str, Tensor]] = {"inner": {"x": torch.zeros(1)}}
+        self.queue: deque[Tensor] = deque([torch.zeros(1)], maxlen=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x) * self.scale
+        self.seen.append(y)
+        self.last["inner"]["x"] = y
+        self.queue.append(y)
+        return y
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn", "remembering"])
+def test_nothing_fake_is_left_in_what_modules_hold(kind: str) -> None:
+    makers = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+    model = makers[kind](WIDTH, WIDTH, num_layers=2) if kind in makers else Remembering()
+    x = torch.randn(3, 2, WIDTH)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        out = model(x)
+        return (out[0] if isinstance(out, tuple) else out).square().mean()
+
+    before = loss(model, x)
+    held = {name: copy.copy(each) for name, each in vars(model).items()}
+    punar.profile(model, x, loss, device="cpu")
+    found = punar.fit(model, lambda size: torch.randn(3, size, WIDTH), loss, budget="300 KiB", multiple_of=4, most=8)
+    assert found.is_confirmed
+    for name in ("_flat_weights", "seen"):
+        assert [id(each) for each in getattr(model, name, ())][:1] == [id(each) for each in held.get(name, ())][:1]
+    assert not any(isinstance(each, FakeTensor) for each in everything_in(list(vars(model).values())))
+    assert torch.equal(loss(model, x), before)
+
+
+def everything_in(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        yield item
+        if isinstance(item, (list, tuple, deque)):
+            yield from everything_in(item)
+        elif isinstance(item, dict):
+            yield from everything_in(item.values())

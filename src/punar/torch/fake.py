@@ -45,6 +45,7 @@ from punar.torch.records import is_fake
 from punar.torch.session import Session
 from punar.torch.state import LossFn, restored, run_step
 from punar.torch.tracer import Tracer
+from punar.torch.undo import Attributes
 
 _CPU = torch.device("cpu")
 
@@ -237,20 +238,22 @@ class _Fakes:
 
     @contextmanager
     def replaced(self, model: nn.Module) -> Iterator[None]:
-        """Within, the model's tensors are fake: parameters, buffers, other attributes; whatever the attributes become is undone at the end."""
-        tables: list[tuple[nn.Module, tuple[dict[str, Any], ...]]] = [(m, (m.__dict__, m._parameters, m._buffers)) for m in model.modules()]
-        before = [tuple(map(dict, mine)) for _, mine in tables]
+        """Within, the model's tensors are fake: parameters, buffers, other attributes; whatever the attributes become is undone at the end.
+
+        What is in their containers too: recurrent layers have their parameters in a list besides, and steps append to lists.
+        """
+        modules = tuple(model.modules())
+        before = [Attributes(module) for module in modules]
         try:
-            for (module, _), old in zip(tables, before, strict=True):
-                for name, tensor in (pair for table in old for pair in table.items()):
-                    if isinstance(tensor, Tensor):
-                        setattr(module, name, self.of(tensor))
+            for module in modules:
+                for table in (module.__dict__, module._parameters, module._buffers):
+                    for name, tensor in tuple(table.items()):
+                        if isinstance(tensor, Tensor):
+                            setattr(module, name, self.of(tensor))
             yield
         finally:
-            for (_, now), old in zip(tables, before, strict=True):
-                for mine, was in zip(now, old, strict=True):
-                    mine.clear()
-                    mine.update(was)
+            for attributes in before:
+                attributes.restore()
 
 
 def _mode_of(model: nn.Module, batch: Any) -> FakeTensorMode:
