@@ -228,7 +228,7 @@ class Remat:
         if taken_from and not self._is_iterator_told:
             self._is_iterator_told = True
             warnings.warn(f"asked to repeat a step where it runs out of memory, {_why_once(taken_from)}", stacklevel=2)
-        undo = Undo([*self._modules, *reached.modules], self._session.meter)
+        undo = Undo([*self._modules, *reached.modules], self._session.meter, reached.schedulers)
         with undo.refusing_optimizers():
             rescues = self._repeat(undo, lambda: results.append(function(*args, **kwargs)), taken_from)
         if not rescues and self._ladder.rest():

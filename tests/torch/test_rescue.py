@@ -21,6 +21,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ExponentialLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import punar
@@ -807,6 +816,57 @@ def finders() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], list[n
 @pytest.mark.parametrize(("function", "arguments", "expected"), [pytest.param(*case, id=name) for name, *case in finders()])
 def test_modules_are_found_by_name(function: Callable[..., Any], arguments: tuple[Any, ...], expected: list[nn.Module]) -> None:
     assert set(reached_by(function, arguments).modules) == set(expected)
+
+
+class Rated:
+    """A trainer that has its scheduler step in the step that may be repeated."""
+
+    def __init__(self, make: Callable[[torch.optim.Optimizer], LRScheduler]) -> None:
+        seed_all(0)
+        self.model = make_blocks(2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = make(self.optimizer)
+
+    def step(self, x: Tensor) -> Tensor:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(1.0)
+        else:
+            self.scheduler.step()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def state(self) -> tuple[Any, ...]:
+        groups = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
+        return groups, self.scheduler.state_dict(), [parameter.tolist() for parameter in self.model.parameters()]
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
+    "step": lambda optimizer: StepLR(optimizer, 1),
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, max_lr=1.0, total_steps=10),
+    "plateau": lambda optimizer: ReduceLROnPlateau(optimizer, patience=0),
+    "sequential": lambda optimizer: SequentialLR(optimizer, [StepLR(optimizer, 1), ExponentialLR(optimizer, 0.5)], [2]),
+    "chained": lambda optimizer: ChainedScheduler([StepLR(optimizer, 1), ExponentialLR(optimizer, 0.5)]),
+}
+
+
+@TOLD
+@pytest.mark.filterwarnings("ignore:Detected call of", "ignore:.*verbose", "ignore:To get the last learning rate")
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_that_steps_in_the_step_steps_once(name: str) -> None:
+    rescued, plain = Rated(SCHEDULERS[name]), Rated(SCHEDULERS[name])
+    remat, x = punar.Remat(), torch.randn(64, 32)
+    for number in range(4):
+        for trainer in (rescued, plain):
+            state = torch.get_rng_state()
+            trainer.model.zero_grad()
+            with Failing(60) if trainer is rescued and number == 2 else contextlib.nullcontext():
+                remat.step(trainer.step, x) if trainer is rescued else trainer.step(x)
+            trainer.optimizer.step()
+            if trainer is rescued:
+                torch.set_rng_state(state)
+        assert rescued.state() == plain.state()
+    assert [stats.rescues for stats in remat.stats] == [0, 0, 1, 0]
 
 
 class Loop:

@@ -1,4 +1,5 @@
-"""What a function can reach by name: modules, to be put back where its step is repeated, and iterators, of which it would take other items then."""
+"""What a function can reach by name: modules and schedulers of learning rates, to be put back where its step is repeated, and iterators, of which it would
+take other items then."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-_FOLLOWED = (nn.Module, list, tuple, dict, FunctionType, MethodType)
-"""Attributes of objects that may lead to modules."""
+_FOLLOWED = (nn.Module, LRScheduler, list, tuple, dict, FunctionType, MethodType)
+"""Attributes of objects that may lead to modules or schedulers."""
 
 _MOST_FOLLOWED = 256
 """So many objects are looked at until it is given up to find more; so many items of each."""
@@ -26,6 +28,7 @@ class Reached:
     """Each once, in the order in which they were found."""
 
     modules: tuple[nn.Module, ...]
+    schedulers: tuple[LRScheduler, ...]
     iterators: tuple[Iterator[Any], ...]
 
 
@@ -36,6 +39,7 @@ def reached_by(function: Callable[..., Any], arguments: Iterable[Any]) -> Reache
     before has the attribute's name.
     """
     modules: dict[int, nn.Module] = {}
+    schedulers: dict[int, LRScheduler] = {}
     iterators: dict[int, Iterator[Any]] = {}
     names: set[str] = set()
     seen: set[int] = set()
@@ -44,12 +48,15 @@ def reached_by(function: Callable[..., Any], arguments: Iterable[Any]) -> Reache
         item = waiting.popleft()
         if isinstance(item, nn.Module):
             modules[id(item)] = item
+        elif isinstance(item, LRScheduler) and id(item) not in schedulers:
+            schedulers[id(item)] = item
+            waiting.extend(getattr(item, "_schedulers", ()))  # those that it has take turns
         elif isinstance(item, Iterator) and not isinstance(item, io.IOBase):
             iterators[id(item)] = item
         elif id(item) not in seen and (reached := list(itertools.islice(_reached_from(item, names), _MOST_FOLLOWED))):
             seen.add(id(item))
             waiting.extend(reached)
-    return Reached(tuple(modules.values()), tuple(iterators.values()))
+    return Reached(tuple(modules.values()), tuple(schedulers.values()), tuple(iterators.values()))
 
 
 def _reached_from(item: Any, names: set[str]) -> Iterable[Any]:

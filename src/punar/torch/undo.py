@@ -8,7 +8,7 @@ NOTE. What is known of a step's changes, and how.
    most are new in the step, and remembering that there was none costs nothing.
 3. Generators: the shared ones at the beginning, an operator's own when it first draws.
 4. Modules: their attributes at the beginning, the contents of lists, dicts, sets and deques among these and inside these, and the states of Python's
-   and numpy's generators among these.
+   and numpy's generators among these. The same of schedulers of learning rates, and of what they set in their optimizer's groups.
 5. What a compiled region writes is not seen: buffers of modules that have one are copied at the beginning.
 6. Copies of what is on a device lie in the computer's memory; the others are counted as the step's.
 """
@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from punar.errors import UsageError
 from punar.torch.engine import nodes_from
@@ -48,7 +49,7 @@ _MOST_FOLLOWED = 256
 class Undo:
     """What a step changed so far, by the rules of the NOTE. Belongs to one step, and to each repetition of it."""
 
-    def __init__(self, modules: Iterable[nn.Module], meter: Meter) -> None:
+    def __init__(self, modules: Iterable[nn.Module], meter: Meter, schedulers: Iterable[LRScheduler] = ()) -> None:
         self.meter = meter
         self.number = next(_numbers)
         self.thread = threading.get_ident()
@@ -58,9 +59,11 @@ class Undo:
         self.shapes: dict[int, tuple[Tensor, torch.UntypedStorage, Any]] = {}
         self.others: dict[int, tuple[Tensor, Tensor]] = {}
         self.leaves: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self.modules = [Attributes(module) for module in _each_once(inner for module in modules for inner in module.modules())]
-        compiled = (each.module for each in self.modules if is_compiled(each.module))
-        for buffer in _each_once(buffer for module in compiled for buffer in module.buffers()):
+        inner = _each_once(inner for module in modules for inner in module.modules())
+        self.attributes = [Attributes(each) for each in (*inner, *schedulers)]
+        for optimizer in _each_once(scheduler.optimizer for scheduler in schedulers):
+            self.attributes.append(Attributes(optimizer, names=("param_groups",)))
+        for buffer in _each_once(buffer for module in inner if is_compiled(module) for buffer in module.buffers()):
             self.copy(buffer)
 
     # -- what the step does ----------------------------------------------------------------------------------------------
@@ -144,8 +147,8 @@ class Undo:
                 tensor.copy_(copied)
             for leaf, gradient in self.leaves.values():
                 leaf.grad = gradient
-        for module in self.modules:
-            module.restore()
+        for attributes in self.attributes:
+            attributes.restore()
         for generator, state in self.generators.items():
             generator.set_state(state)
         self.random.restore()
@@ -170,13 +173,13 @@ class Undo:
 
 
 class Attributes:
-    """A module's attributes, as they were."""
+    """An object's attributes, as they were: all of them, or those of these names."""
 
-    __slots__ = ("contents", "module", "named", "states")
+    __slots__ = ("contents", "named", "names", "owner", "states")
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.named = dict(module.__dict__)
+    def __init__(self, owner: object, names: tuple[str, ...] = ()) -> None:
+        self.owner, self.names = owner, names
+        self.named = {name: each for name, each in owner.__dict__.items() if not names or name in names}
         self.contents: dict[int, tuple[Any, Any]] = {}
         self.states: list[Callable[[], None]] = []
         self.see(self.named.values())
@@ -195,8 +198,9 @@ class Attributes:
                 self.states.append(functools.partial(setattr, item.bit_generator, "state", item.bit_generator.state))
 
     def restore(self) -> None:
-        attributes = self.module.__dict__
-        attributes.clear()
+        attributes = self.owner.__dict__
+        if not self.names:
+            attributes.clear()
         attributes.update(self.named)
         for item, before in self.contents.values():
             item.clear()
