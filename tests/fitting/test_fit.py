@@ -182,6 +182,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "shards of this device": ({"shards": 2, "device": None}, UsageError, "give `device` too"),
     "no such device": ({"device": "h100"}, UsageError, "give one of v100-32gb"),
     "more than it has": ({"budget": "100 GiB", "device": "h100-80gb"}, punar.BudgetError, "above what h100-80gb has"),
+    "optimizer's time": ({"maximize": "throughput", "optimizer_ns": -5}, UsageError, "optimizer_ns=-5; give a whole number"),
+    "confirm": ({"confirm": "no"}, UsageError, "confirm='no'; give True or False"),
+    "on_trial": ({"on_trial": 5}, UsageError, "tell each trial to 5; give a function"),
 }
 
 
@@ -290,3 +293,42 @@ def test_where_no_size_can_be_recorded_within_the_budget_that_is_said() -> None:
 def test_a_device_that_is_not_here_cannot_run_it() -> None:
     with pytest.raises(punar.errors.DataDependentStep):
         punar.fit(make_blocks(1), make_batch, reading_loss, budget="2 MiB", device="cpu")
+
+
+@pytest.mark.filterwarnings("error")
+def test_accumulated_batches_are_confirmed_with_their_gradients() -> None:
+    found = fit(maximize="throughput", total=1024, multiple_of=256)
+    accumulated = [trial for trial in found.trials if trial.micro_batches > 1]
+    confirmed = [trial for trial in accumulated if trial.measured_peak_bytes is not None]
+    assert confirmed
+    for trial in confirmed:
+        assert trial.is_feasible
+        assert trial.plan is not None
+        assert abs(trial.plan.peak_bytes - (trial.measured_peak_bytes or 0)) <= 8
+
+
+def test_what_kernels_take_for_a_moment_counts_where_the_step_runs() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
+
+    def images(size: int) -> Tensor:
+        return torch.randn(size, 3, 48, 48)
+
+    traced = punar.profile(model, images(6), loss_fn, device="cpu").trace
+    real = punar.profile(model, images(6), loss_fn).trace
+    assert max(op.peak_bytes for op in real.ops) > max(op.peak_bytes for op in traced.ops)  # else there would be nothing to see
+    found = punar.fit(model, images, loss_fn, budget="16 MiB")
+    assert found.is_confirmed
+    plan = punar.solve(punar.profile(model, images(found.size), loss_fn), budget="16 MiB")
+    assert plan.peak_bytes <= 16 << 20
+    assert abs(found.peak_bytes - (found.measured_peak_bytes or 0)) <= 8
+
+
+def test_an_error_of_the_step_says_at_which_size() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        assert len(batch) < 600
+        return loss_fn(model, batch)
+
+    with pytest.raises(AssertionError) as caught:
+        punar.fit(make_blocks(1), make_batch, loss, budget="2 MiB", start=512, multiple_of=64)
+    assert "had come to size 1024" in "".join(caught.value.__notes__)

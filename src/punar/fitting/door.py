@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from punar.api import check_step
 from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading, check_budget, check_compress, check_offload, describe_type
 from punar.costs import find_device
 from punar.described import Spread
-from punar.errors import BudgetError, InfeasibleBudget, UsageError
+from punar.errors import BudgetError, InfeasibleBudget, PunarError, UsageError
 from punar.fitting.record import GOALS, Fit, Goal, Trial
 from punar.fitting.search import largest
 from punar.fitting.steps import MakeBatch, Steps, description_of
+from punar.torch.rescue import add_note
 from punar.torch.state import RandomStates
 from punar.units import format_bytes
 
@@ -116,8 +118,16 @@ def fit(
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"asked what fits with {name}={value!r}; give a whole number from 1 on")
-    if most < multiple_of or (total is not None and total % multiple_of):
-        raise UsageError(f"asked for multiples of {multiple_of}, found none up to most={most}, or total={total} is none; make them agree")
+    if most < multiple_of:
+        raise UsageError(f"asked for multiples of {multiple_of}, found none up to most={most}; make them agree")
+    if total is not None and total % multiple_of:
+        raise UsageError(f"asked for multiples of {multiple_of}, which total={total} is not; make them agree")
+    if isinstance(optimizer_ns, bool) or not isinstance(optimizer_ns, int) or optimizer_ns < 0:
+        raise UsageError(f"asked what fits with optimizer_ns={optimizer_ns!r}; give a whole number of nanoseconds from 0 on")
+    if on_trial is not None and not callable(on_trial):
+        raise UsageError(f"asked to tell each trial to {on_trial!r}; give a function of a trial")
+    if not isinstance(confirm, bool):
+        raise UsageError(f"asked what fits with confirm={confirm!r}; give True or False")
     if maximize != "throughput" and (total is not None or optimizer_ns):
         raise UsageError(f'asked to maximize {maximize!r} with `total` or `optimizer_ns`, which are for "throughput"; leave them out')
     if device is None and (shards, zero_stage) != (1, 3):
@@ -195,7 +205,7 @@ class _Fitting:
         """The largest size that fits."""
         best = self.search()
         for _ in range(_ATTEMPTS if self.is_confirming else 0):
-            ran = self.keep(self.steps.run(best, is_timed=False))
+            ran = self.run(best, is_timed=False)
             if ran.is_feasible:
                 return self.answer(ran)
             self.learn_excess(ran)
@@ -216,7 +226,7 @@ class _Fitting:
         found = [self.trial(size, micro_batches) for size, micro_batches in self.candidates(widest.size)]
         ranked = _ranked(found)
         for candidate in ranked[:_CONFIRMED] if self.is_confirming else ():
-            self.keep(self.steps.run(candidate, is_timed=True))
+            self.run(candidate, is_timed=True)
         ranked = _ranked([self.trials[trial.size, trial.micro_batches] for trial in ranked])
         if not ranked:
             raise InfeasibleBudget(
@@ -264,7 +274,8 @@ class _Fitting:
         """Reads the budget at the first size, and measures it where times matter."""
         size = min(self.first, self.most) * self.unit
         self.steps.learns_times = learns_times
-        trace = self.steps.traced(size)
+        with _at(size):
+            trace = self.steps.traced(size)
         assert trace is not None
         self.steps.set_budget(trace, self.budget)
         if learns_times:
@@ -280,13 +291,19 @@ class _Fitting:
         known = self.trials.get((size, micro_batches))
         if known is not None:
             return known
-        trace = self.steps.traced(size, is_accumulating=micro_batches > 1)
+        with _at(size):
+            trace = self.steps.traced(size, is_accumulating=micro_batches > 1)
         other = size if trace is None else self.fingerprints.setdefault(trace.fingerprint, size)
         if other != size:
             raise UsageError(
                 f"asked what fits, found that make_batch({other}) and make_batch({size}) give the same step: it must return a batch of the size it is given"
             )
         return self.keep(self.steps.trial(size, trace, micro_batches=micro_batches))
+
+    def run(self, trial: Trial, *, is_timed: bool) -> Trial:
+        """The trial once a real step of it has run."""
+        with _at(trial.size):
+            return self.keep(self.steps.run(trial, is_timed=is_timed))
 
     def keep(self, trial: Trial) -> Trial:
         self.trials[trial.size, trial.micro_batches] = trial
@@ -346,6 +363,20 @@ class _Fitting:
             candidates=candidates,
             unknown=self.steps.unknown,
         )
+
+
+@contextmanager
+def _at(size: int) -> Iterator[None]:
+    """Adds to an error of the user's code which size it was."""
+    try:
+        yield
+    except PunarError:
+        raise
+    except Exception as error:
+        add_note(
+            error, f"punar.fit had come to size {size}. Sizes that the step cannot take are left out by `start`, `multiple_of` and `most`."
+        )
+        raise
 
 
 def _ranked(trials: list[Trial]) -> list[Trial]:

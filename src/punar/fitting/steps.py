@@ -176,6 +176,10 @@ class Steps:
         """
         assert trial.plan is not None
         try:
+            trial = self.with_scratch(trial, trial.plan)
+            if not trial.is_feasible:
+                return trial
+            assert trial.plan is not None
             peak_bytes, step_ns = self.ran(trial, trial.plan, _TIMED if is_timed else 1)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -188,16 +192,35 @@ class Steps:
         measured_ns = trial.micro_batches * step_ns + self.optimizer_ns if is_timed else None
         return replace(trial, measured_peak_bytes=peak_bytes, measured_ns=measured_ns)
 
+    def with_scratch(self, trial: Trial, plan: Plan) -> Trial:
+        """The trial with what kernels take for a moment (convolutions, for example), which only a real step shows: with another plan where there is some."""
+        if self.unknown:
+            return trial  # which ran to be recorded
+        seen = self.recorded(self.make_batch(trial.size), is_accumulating=trial.micro_batches > 1)
+        if seen is None:
+            return trial.failed(None)
+        real = beside(seen, self.optimizer_bytes)
+        if plan.skeleton.names != tuple(op.name for op in real.forward_ops) or len(plan.hold_from) != len(real.values):
+            return trial  # another step: the next one tells
+        if plan.judged(real).peak_bytes == plan.peak_bytes - self.excess_bytes:
+            return trial
+        channels = (*channels_to(self.offload, real), *codec_channels(real, "min", "auto", self.compress))
+        try:
+            found = plan_for(real, self.budget_bytes, channels=channels)
+        except InfeasibleBudget as error:
+            return trial.failed(error.least_bytes)
+        return replace(trial, plan=found, time_ns=trial.micro_batches * found.time_ns + self.optimizer_ns)
+
     def ran(self, trial: Trial, plan: Plan, steps: int) -> tuple[int, int]:
         """The highest peak of some real steps, and the least time of those after the first."""
         batch = self.make_batch(trial.size)
         remat = Remat(plan=plan, offload=self.offload)
         with restored(self.model) as before, warnings.catch_warnings():
-            if self.unknown:
-                warnings.filterwarnings("ignore", "the plan given promises", UserWarning)  # that is what is looked for
+            warnings.filterwarnings("ignore", "the plan given promises", UserWarning)  # that is what is looked for
             for _ in range(steps):
-                if trial.micro_batches == 1:
-                    before.restore(self.model)
+                before.restore(self.model)
+                if trial.micro_batches > 1:
+                    fill_gradients(self.model)
                 with remat:
                     run_step(self.model, batch, self.loss_fn)
                 if not (remat._session.is_plan_followed or self.unknown):
