@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -332,3 +333,25 @@ def test_an_error_of_the_step_says_at_which_size() -> None:
     with pytest.raises(AssertionError) as caught:
         punar.fit(make_blocks(1), make_batch, loss, budget="2 MiB", start=512, multiple_of=64)
     assert "had come to size 1024" in "".join(caught.value.__notes__)
+
+
+@functools.lru_cache
+def kept_mask(size: int) -> Tensor:
+    return torch.ones(size, WIDTH).tril()
+
+
+def test_a_step_that_keeps_what_it_makes_is_recorded_where_it_runs() -> None:
+    """The traced step makes its mask, and of the real ones only the first of a size does."""
+    kept_mask.cache_clear()
+    found = punar.fit(
+        make_blocks(1),
+        make_batch,
+        lambda model, batch: (model(batch) * kept_mask(len(batch))).square().mean(),
+        budget="2 MiB",
+        multiple_of=256,
+        start=512,
+    )
+    assert found.unknown == "its path"
+    assert found.is_confirmed
+    assert found.measured_peak_bytes is not None
+    assert found.measured_peak_bytes <= found.budget_bytes

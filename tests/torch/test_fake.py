@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import resource
 import sys
@@ -399,3 +400,44 @@ def everything_in(items: Iterable[Any]) -> Iterator[Any]:
             yield from everything_in(item)
         elif isinstance(item, dict):
             yield from everything_in(item.values())
+
+
+TABLE: dict[int, Tensor] = {}
+
+
+@functools.lru_cache
+def cached_mask(size: int) -> tuple[str, list[Tensor]]:
+    return "mask", [torch.ones(size, size).tril()]
+
+
+def masked_loss(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) * cached_mask(x.shape[0])[1][0].sum()).square().mean()
+
+
+def test_caches_of_functions_are_emptied_of_what_is_fake() -> None:
+    model, x = nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH)
+    expected = masked_loss(model, x)
+    cached_mask.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        punar.profile(model, x, masked_loss, device="cpu")
+    assert cached_mask.cache_info().currsize == 0
+    assert torch.equal(masked_loss(model, x), expected)
+    punar.profile(model, x, masked_loss, device="cpu")
+    assert cached_mask.cache_info().currsize == 1  # what is real stays
+
+
+def test_fakes_that_are_kept_elsewhere_are_told() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        scale = TABLE.setdefault(len(x), torch.ones(1))
+        return (model(x) * scale).square().mean()
+
+    model, x = nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH)
+    TABLE.clear()
+    with pytest.warns(UserWarning, match="1 of the tensors that it made, which have none, are still kept somewhere"):
+        punar.profile(model, x, loss, device="cpu")
+    TABLE.clear()
+    loss(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        punar.profile(model, x, loss, device="cpu")

@@ -88,6 +88,8 @@ def fit(
 
     if maximize not in GOALS:
         raise WrongArgument(f"asked to maximize {maximize!r}; give one of {', '.join(GOALS)}")
+    if most < multiple_of:
+        raise WrongArgument(f"asked for multiples of {multiple_of}, found none up to --most {most}; make them agree")
     sizes = Sizes(batch=batch, length=length, dtype=dtype, has_weights=device is None)
     with offload_to(offload) as places, working("loading the model") as tell:
         model, make_batch, loss_fn = load_sized(source, seed=seed, sizes=sizes, is_length=maximize == "length")

@@ -13,7 +13,7 @@ from punar.api import check_step
 from punar.arguments import EXACT, Budget, Compress, LossFn, Offloading, check_budget, check_compress, check_offload, describe_type
 from punar.costs import find_device
 from punar.described import Spread
-from punar.errors import BudgetError, InfeasibleBudget, PunarError, UsageError
+from punar.errors import BudgetError, InfeasibleBudget, PlanMismatch, PunarError, UsageError
 from punar.fitting.record import GOALS, Fit, Goal, Trial
 from punar.fitting.search import largest
 from punar.fitting.steps import MakeBatch, Steps, description_of
@@ -94,7 +94,6 @@ def fit(
         BudgetError: the budget is no number of bytes, or more than the device has.
         UsageError: an argument is none of these, or two sizes give the same step.
         DataDependentStep: the step's shapes or its path depend on data, and ``device`` is given.
-        PlanMismatch: the real step is another one than was traced.
 
     Example:
         >>> import torch, punar
@@ -162,7 +161,7 @@ def fit(
     )
     random_states = RandomStates.take()  # make_batch may draw
     try:
-        return fitting.throughput() if maximize == "throughput" else fitting.largest()
+        return fitting.answered()
     finally:
         random_states.restore()
 
@@ -200,6 +199,19 @@ class _Fitting:
     on_trial: OnTrial | None
     trials: dict[tuple[int, int], Trial] = field(default_factory=dict)
     fingerprints: dict[str, int] = field(default_factory=dict)
+
+    def answered(self) -> Fit:
+        """What was asked for. Where real steps take another path than those that were traced, as where a mask is made once and kept, by steps that run."""
+        find = self.throughput if self.goal == "throughput" else self.largest
+        try:
+            return find()
+        except PlanMismatch:
+            if self.steps.unknown:
+                raise
+            self.steps.unknown = "its path"
+            self.trials.clear()
+            self.fingerprints.clear()
+            return find()
 
     def largest(self) -> Fit:
         """The largest size that fits."""

@@ -39,6 +39,7 @@ from punar.errors import DataDependentStep, UsageError
 from punar.ir import Trace
 from punar.torch.kernels import cuda_kernels
 from punar.torch.known_values import KnownValues, know, value_of
+from punar.torch.leftovers import empty_caches, warn_of_fakes
 from punar.torch.modules import ModulePaths
 from punar.torch.operators import PLAIN_TYPES
 from punar.torch.records import is_fake
@@ -142,13 +143,37 @@ def trace_fake(
         DataDependentStep: an operator's result, or the model's path, depends on data.
         UsageError: the loss is no scalar tensor, nothing requires a gradient, or an operator's shapes are not known to torch.
     """
-    mode = _mode_of(model, batch)
-    session = FakeSession(torch.device(device), optimizer_bytes)
-    fakes = _Fakes(mode, has_gradients=has_gradients, is_accumulating=is_accumulating)
+    users = _mode_of(model, batch)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if users is None else users
+    try:
+        step = _traced(
+            _Fakes(mode, has_gradients=has_gradients, is_accumulating=is_accumulating),
+            FakeSession(torch.device(device), optimizer_bytes),
+            model,
+            batch,
+            loss_fn,
+            in_flight,
+        )
+    finally:
+        empty_caches()
+    if users is None:
+        warn_of_fakes(mode)
+    return step
+
+
+def _traced(fakes: _Fakes, session: FakeSession, model: nn.Module, batch: Any, loss_fn: LossFn, in_flight: int) -> FakeStep | None:
+    """What ``trace_fake`` returns."""
     random_state = restored(nn.Module())  # fake tensors draw no random numbers, but the step may draw others
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), random_state, fakes.replaced(model):
         fake_batch = fakes.tree(batch)
-        with mode, KnownValues(), _OnCpu(), _autocast_is_refused(), _transformers_sees_no_fakes(), torch.compiler.set_stance("force_eager"):
+        with (
+            fakes.mode,
+            KnownValues(),
+            _OnCpu(),
+            _autocast_is_refused(),
+            _transformers_sees_no_fakes(),
+            torch.compiler.set_stance("force_eager"),
+        ):
             _run(session, model, fake_batch, loss_fn, in_flight)
         session.complete()
     trace = session.trace
@@ -256,15 +281,15 @@ class _Fakes:
                 attributes.restore()
 
 
-def _mode_of(model: nn.Module, batch: Any) -> FakeTensorMode:
-    """The mode that the model was built under, since two cannot be mixed; else one of our own."""
+def _mode_of(model: nn.Module, batch: Any) -> FakeTensorMode | None:
+    """The mode that the model was built under, since two cannot be mixed; None where it was under none."""
     found: list[Tensor] = [*model.parameters(), *model.buffers()]
     tree_map_only(Tensor, found.append, batch)
     for tensor in found:
         if is_fake(tensor):
             mode: FakeTensorMode = tensor.fake_mode  # type: ignore[attr-defined]
             return mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return None
 
 
 @contextmanager
