@@ -89,7 +89,7 @@ class Fit:
         next_size, next_peak_bytes: the next larger size, and the least peak that any plan known reaches there, above the budget; None where
             the search was ended by ``most`` or ``trials``, the peak also where the step ran out of memory when it was recorded.
         trials: every size that was traced, by size. candidates: of ``"throughput"`` those that fit, the most per second first.
-        unknown: the operator whose result depends on data, so that steps were not traced but ran to be recorded; "" where they were traced.
+        unknown: the operator whose result depends on data, or ``its path``, so that steps were not traced but ran to be recorded; "" where they were traced.
     """
 
     maximize: Goal
