@@ -22,6 +22,8 @@ PunarError
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class PunarError(Exception):
     """Base of every exception that punar raises on purpose."""
@@ -45,6 +47,8 @@ class InfeasibleBudget(BudgetError):
         self.budget_bytes = budget_bytes
         self.least_bytes = least_bytes
         self.holders = holders
+        self.moved: Callable[[int], InfeasibleBudget] | None = None
+        """Says the same beside so many more resident bytes; None where that cannot be said."""
 
 
 class TargetError(PunarError, ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import torch
 
@@ -13,6 +12,7 @@ from punar.ir import Trace
 from punar.plan import Plan, plain_plan, simulate
 from punar.plan.codecs import codec_of
 from punar.plan.moves import Channel
+from punar.plan.plan import moved
 from punar.solvers import codable, holder_lines, holders_at_peak, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
@@ -37,20 +37,13 @@ def plan_for(trace: Trace, budget: Budget, solver: str = "auto", extra_bytes: in
     try:
         return moved(solve_trace(trace, budget_bytes - extra_bytes, solver, channels), extra_bytes)
     except InfeasibleBudget as error:
+        beside = error if error.moved is None else error.moved(extra_bytes)
         raise InfeasibleBudget(
-            f"{error} {resident_text(trace, extra_bytes)} What would lower it, `explain()` of the Remat or of the profile says.",
+            f"{beside} {resident_text(trace, extra_bytes)} What would lower it, `explain()` of the Remat or of the profile says.",
             budget_bytes=budget_bytes,
             least_bytes=error.least_bytes + extra_bytes,
             holders=error.holders,
         ) from error
-
-
-def moved(plan: Plan, extra_bytes: int) -> Plan:
-    """The same plan beside more resident bytes."""
-    if not extra_bytes:
-        return plan
-    sizes = {name: getattr(plan, name) + extra_bytes for name in ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes")}
-    return replace(plan, **sizes)
 
 
 def resident_text(trace: Trace, extra_bytes: int) -> str:

@@ -36,7 +36,8 @@ from punar.pages import page_of
 from punar.plan import Plan, simulate
 from punar.plan.moves import Channel
 from punar.plan.nearby import nearby_plan
-from punar.planning import budget_in_bytes, codec_channels, free_budget, held_text, moved, plan_for, resident_text
+from punar.plan.plan import moved
+from punar.planning import budget_in_bytes, codec_channels, free_budget, held_text, plan_for, resident_text
 from punar.profiles import Profile, explain
 from punar.reporting.explain import Explanation
 from punar.reporting.report import Report

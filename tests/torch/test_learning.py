@@ -281,3 +281,21 @@ def test_another_thread_may_begin_and_end_steps_that_are_repeated_while_an_optim
         for handle in handles:
             handle.remove()
     assert len(steps) == 2
+
+
+def test_what_is_said_of_an_infeasible_budget_counts_the_optimizers_state() -> None:
+    """Beside what Adam keeps from its first step on; the numbers are those of the whole step, as the budget is."""
+    x, least = torch.randn(64, 32), punar.Remat(budget="min")
+    run(least, make_blocks(), x, 2)
+    assert least.plan is not None
+    budget = least.plan.peak_bytes + 1024
+    remat, model = punar.Remat(budget=budget), make_blocks()
+    optimizer = torch.optim.Adam(model.parameters())
+    run(remat, model, x, 2)
+    optimizer.step()
+    with pytest.raises(InfeasibleBudget) as caught:
+        run(remat, model, x, 1)
+    assert caught.value.budget_bytes == budget
+    assert caught.value.least_bytes > budget
+    assert f"({budget} B)" in str(caught.value)
+    assert f"Give at least {caught.value.least_bytes} B" in str(caught.value)

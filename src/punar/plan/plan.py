@@ -395,6 +395,14 @@ def make_plan(
     )
 
 
+def moved(plan: Plan, extra_bytes: int) -> Plan:
+    """The same plan beside more resident bytes."""
+    if not extra_bytes:
+        return plan
+    sizes = {name: getattr(plan, name) + extra_bytes for name in ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes")}
+    return replace(plan, **sizes)
+
+
 def gap_ns_of(trace: Trace) -> int:
     """What a traced step takes beside its operators: as it was measured, else by a rule of thumb."""
     return int(trace.meta.get("gap_ns", _WATCH_NS * len(trace.ops)))

@@ -8,6 +8,7 @@ from typing import Protocol
 from punar.errors import InfeasibleBudget
 from punar.ir import EventKind, Trace
 from punar.plan import Plan, make_plan
+from punar.plan.plan import moved
 from punar.plan.simulate import alive_at
 from punar.units import format_bytes
 
@@ -54,13 +55,15 @@ def infeasible(trace: Trace, least: Plan, *, hint: str) -> InfeasibleBudget:
             (
                 f"asked for a step within {format_bytes(least.budget_bytes)} ({least.budget_bytes} B), solver {least.solver!r} found none: "
                 f"the least peak it reaches is {format_bytes(least.peak_bytes)} ({least.peak_bytes} B), of which "
-                f"{format_bytes(trace.resident_bytes)} were on the device before the step. At that peak are alive:"
+                f"{format_bytes(least.resident_bytes)} were on the device before the step. At that peak are alive:"
             ),
             *holder_lines(holders),
             f"Give at least {least.peak_bytes} B, or make the batch smaller; {hint}.",
         ]
     )
-    return InfeasibleBudget(message, budget_bytes=least.budget_bytes, least_bytes=least.peak_bytes, holders=holders)
+    error = InfeasibleBudget(message, budget_bytes=least.budget_bytes, least_bytes=least.peak_bytes, holders=holders)
+    error.moved = lambda extra_bytes: infeasible(trace, moved(least, extra_bytes), hint=hint)
+    return error
 
 
 def holder_lines(holders: Sequence[tuple[str, str, int]]) -> list[str]:
