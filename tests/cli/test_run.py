@@ -158,3 +158,35 @@ def test_a_trainer_trains_the_same_within_the_budget(tmp_path: Path) -> None:
     for each in obeyed:
         assert each["recomputed_bytes"] > 0
         assert each["peak_bytes"] <= told["plan"]["budget_bytes"]
+
+
+CATCHING = """
+import os
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+os.chdir("/")
+print(os.path.exists(__file__), os.path.isabs(__file__))
+for _ in range(4):
+    try:
+        model(torch.randn(64, 8)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    except{}:
+        pass
+print("done")
+"""
+
+
+@pytest.mark.parametrize("kind", ["", " Exception"])
+def test_a_script_that_catches_what_ends_a_step(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text(CATCHING.format(kind), encoding="utf-8")
+    found = python("-m", "punar", "run", "--budget", "600 B", "train.py", cwd=tmp_path)
+    assert found.returncode == 3, found.stderr  # no step stayed within the budget, and that is what is said
+    assert "AssertionError" not in found.stderr
+    assert "asked for a step within 600 B" in found.stderr
+    assert found.stdout.splitlines() == ["True True", "done"]
+    dry = python("-m", "punar", "run", "--budget", "1.0", "--dry-run", "train.py", cwd=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    assert "budget" in dry.stdout

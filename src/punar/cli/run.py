@@ -17,12 +17,12 @@ import typer
 from punar.cli.options import BUDGET_HELP, Compress, Offload, Solver, check_output, compress_by, offload_to, parse_budget
 from punar.cli.output import WrongArgument, emit_table, say
 from punar.cli.solve import check_solver, emit_plan, summary
-from punar.errors import UsageError
+from punar.errors import InfeasibleBudget, UsageError
 from punar.plan.plan import write_text
 from punar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from punar import Remat
+    from punar import Plan, Remat
 
 NO_STEP = (
     "asked to run training steps under a budget, saw none: a step begins with a call of a torch.nn.Module that records gradients, in the main thread, and ends "
@@ -59,8 +59,20 @@ def run(
     from punar import Remat
     from punar.torch.boundaries import Boundaries
 
+    refused: list[InfeasibleBudget] = []
+
+    class Telling(Remat):
+        """Keeps why there was no plan, which the script may catch."""
+
+        def _make_plan(self, *asked: Any) -> Plan:
+            try:
+                return super()._make_plan(*asked)
+            except InfeasibleBudget as error:
+                refused.append(error)
+                raise
+
     with offload_to(offload) as place:
-        remat = Remat(budget=asked, solver=solver, offload=place, compress=ways)
+        remat = Telling(budget=asked, solver=solver, offload=place, compress=ways)
         steps = Boundaries(remat, on_end=_end if is_dry else lambda: None)
         try:
             with steps, _as_main(script, arguments or [], is_module=is_module):
@@ -72,7 +84,9 @@ def run(
             if steps.steps and not is_dry:
                 _report(remat, output)
     if not steps.steps:
-        raise UsageError(NO_STEP)
+        raise refused[0] if refused else UsageError(NO_STEP)
+    if is_dry:
+        _tell_plan(remat, output)  # the script has caught what was to end it
 
 
 def _end() -> None:
@@ -83,7 +97,7 @@ def _run(script: str, *, is_module: bool) -> None:
     if is_module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(os.path.abspath(script), run_name="__main__")  # as `python` has it in __file__ and in tracebacks
 
 
 @contextmanager

@@ -684,9 +684,9 @@ class Session(TorchDispatchMode):
         if self.pending is not None:
             self.pending.give_up_scratch()
         self.leave_episode()
-        self.complete()
-        self.phase = Waiting(self)
-        return self.phase
+        self.phase = waiting = Waiting(self)
+        self.complete()  # where that raises, and the error is caught, the block goes on
+        return waiting
 
     def begin(self, episode: Episode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tracer | Follower:
         """The first operator of an episode is about to run: decides who is in charge."""
