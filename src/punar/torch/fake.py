@@ -39,7 +39,7 @@ from punar.errors import DataDependentStep, UsageError
 from punar.ir import Trace
 from punar.torch.kernels import cuda_kernels
 from punar.torch.known_values import KnownValues, know, value_of
-from punar.torch.leftovers import empty_caches, warn_of_fakes
+from punar.torch.leftovers import forget_fakes
 from punar.torch.modules import ModulePaths
 from punar.torch.operators import PLAIN_TYPES
 from punar.torch.records import is_fake
@@ -154,10 +154,10 @@ def trace_fake(
             loss_fn,
             in_flight,
         )
-    finally:
-        empty_caches()
-    if users is None:
-        warn_of_fakes(mode)
+    except BaseException:
+        forget_fakes(None)
+        raise
+    forget_fakes(mode if users is None else None)
     return step
 
 

@@ -7,27 +7,31 @@ import gc
 import warnings
 from typing import Any
 
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from punar.torch.records import is_fake
+
+_TYPES = frozenset({functools._lru_cache_wrapper, FakeTensor, nn.Parameter})
 
 _MOST_LOOKED_AT = 10_000
 """So many objects of a cache are looked at."""
 
 
-def empty_caches() -> None:
-    """Empties the caches of ``functools.lru_cache`` that keep fake tensors, masks or tables of rotations for example: the next call makes real ones."""
-    for cached in gc.get_objects():
+def forget_fakes(mode: FakeTensorMode | None) -> None:
+    """Empties the caches of ``functools.lru_cache`` that keep fake tensors, masks or tables of rotations for example: the next call makes real ones.
+
+    Then warns where tensors of ``mode`` are alive, which nobody but the step can have kept; with None, which stands for one of the user's, that is not asked.
+    """
+    alive = _alive()
+    for cached in alive:
         if type(cached) is functools._lru_cache_wrapper and _keeps_fakes(cached):
             cached.cache_clear()
-
-
-def warn_of_fakes(mode: FakeTensorMode) -> None:
-    """Warns where tensors of a mode are alive that nobody but the step can have kept."""
-    if _alive(mode):
-        gc.collect()
-    left = _alive(mode)
+    if mode is None or not _are_kept(alive, mode):
+        return
+    del alive
+    gc.collect()
+    left = _are_kept(_alive(), mode)
     if left:
         warnings.warn(
             f"a step was traced without data, and {left} of the tensors that it made, which have none, are still kept somewhere: in a table of a Python file, a list, "
@@ -37,8 +41,13 @@ def warn_of_fakes(mode: FakeTensorMode) -> None:
         )
 
 
-def _alive(mode: FakeTensorMode) -> int:
-    return sum(issubclass(type(each), Tensor) and is_fake(each) and getattr(each, "fake_mode", None) is mode for each in gc.get_objects())
+def _alive() -> list[Any]:
+    """All caches and fake tensors."""
+    return [each for each in gc.get_objects() if type(each) in _TYPES]
+
+
+def _are_kept(alive: list[Any], mode: FakeTensorMode) -> int:
+    return sum(getattr(each, "fake_mode", None) is mode for each in alive)
 
 
 def _keeps_fakes(cached: Any) -> bool:
