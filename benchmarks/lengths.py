@@ -13,7 +13,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
@@ -34,7 +34,7 @@ STEPS = 10
 class Alone(punar.Remat):
     """Solves for each length at once."""
 
-    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0, nearby: Sequence[Plan] = ()) -> Plan:
+    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0, nearby: Iterable[Plan] = ()) -> Plan:
         return super()._make_plan(trace, extra_bytes, outside_peak_bytes)
 
 

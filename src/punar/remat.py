@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
@@ -441,7 +441,7 @@ class Remat:
             )
         return Profile(trace=self.trace)
 
-    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0, nearby: Sequence[Plan] = ()) -> Plan:
+    def _make_plan(self, trace: Trace, extra_bytes: int = 0, outside_peak_bytes: int = 0, nearby: Iterable[Plan] = ()) -> Plan:
         budget = self._budget_for(trace, extra_bytes)
         plan = self._nearby_plan(trace, budget, nearby) or self._plan_within(trace, budget, extra_bytes)
         if isinstance(self.budget, float):
@@ -465,9 +465,12 @@ class Remat:
             )
         return replace(plan, peak_bytes=outside_peak_bytes, budget_bytes=max(plan.budget_bytes, outside_peak_bytes))
 
-    def _nearby_plan(self, trace: Trace, budget: Budget, known: Sequence[Plan]) -> Plan | None:
+    def _nearby_plan(self, trace: Trace, budget: Budget, known: Iterable[Plan]) -> Plan | None:
         """One of the plans known for the same step on other sizes, where recomputation is needed and it fits on these too."""
         if budget is None or budget == "min":
+            return None
+        candidates = list(known)
+        if not candidates:
             return None
         plain_peak_bytes = simulate(trace, (0,) * len(trace.values)).peak_bytes
         budget_bytes = min(budget_in_bytes(trace, budget, plain_peak_bytes), self._ladder.ceiling_bytes or sys.maxsize)
@@ -475,7 +478,7 @@ class Remat:
             return None
         offload = self._offload_from(trace.device)
         can_leave = offload is not None and not offload.has_failed
-        return nearby_plan(trace, [plan for plan in known if can_leave or not plan.leaves_device], budget_bytes)
+        return nearby_plan(trace, [plan for plan in candidates if can_leave or not plan.leaves_device], budget_bytes)
 
     def _replan(self, trace: Trace, extra_bytes: int) -> Callable[[], Plan]:
         """How a plan for a trace timed anew is made in another thread: all that must be asked in this one has been."""

@@ -92,4 +92,4 @@ def test_the_nearest_that_differ_are_tried() -> None:
     known.append((replace(plain_plan(other), hold_from=(5, 0)), other))
     found = plans_of_other_sizes(trace, known, plain_peak(trace))
     assert [plan.hold_from for plan in found] == [(2, 0), (3, 0), (1, 0)]
-    assert plans_of_other_sizes(trace, known[-1:], plain_peak(trace)) == []
+    assert list(plans_of_other_sizes(trace, known[-1:], plain_peak(trace))) == []

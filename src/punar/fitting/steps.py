@@ -19,6 +19,7 @@ from punar.fitting.record import Trial
 from punar.ir import Trace
 from punar.ir.derived import forget_derived
 from punar.plan import Plan, simulate
+from punar.plan.moves import Channel
 from punar.planning import budget_in_bytes, channels_to, codec_channels, device_memory, plan_for
 from punar.remat import Remat
 from punar.solvers import least_peak
@@ -89,8 +90,7 @@ class Steps:
                 return (
                     self.timed(replace(trace, device=self.place)) if self.is_here else described_by(self.device, trace, self.spread.shards)
                 )
-        seen = self.recorded(batch, is_accumulating=is_accumulating)
-        return None if seen is None else beside(seen, self.optimizer_bytes)
+        return self.recorded(batch, is_accumulating=is_accumulating)
 
     def recorded(self, batch: Any, *, is_accumulating: bool) -> Trace | None:
         """The trace of a step that runs, within the budget as far as that goes; None where it ran out of memory."""
@@ -114,7 +114,7 @@ class Steps:
                         raise
                     let_go(error)
                     break
-        return remat.trace
+        return None if remat.trace is None else beside(remat.trace, self.optimizer_bytes)
 
     def set_budget(self, trace: Trace, budget: str | int) -> None:
         """Reads a budget as bytes, once: what is free would vary from size to size.
@@ -147,11 +147,15 @@ class Steps:
         ops = tuple(replace(op, time_ns=round(op.time_ns * factors.get((op.name, op.is_backward), 1.0))) for op in trace.ops)
         return replace(trace, ops=ops)
 
+    def channels(self, trace: Trace) -> tuple[Channel, ...]:
+        """All ways for values of a step to be elsewhere or smaller meanwhile."""
+        return (*channels_to(self.offload, trace), *codec_channels(trace, "min", "auto", self.compress))
+
     def trial(self, size: int, trace: Trace | None, *, micro_batches: int = 1) -> Trial:
         """What is predicted of a size, and the fastest plan that fits."""
         if trace is None:
             return Trial(size=size, micro_batches=micro_batches, plain_peak_bytes=None, least_peak_bytes=None, is_feasible=False)
-        channels = (*channels_to(self.offload, trace), *codec_channels(trace, "min", "auto", self.compress))
+        channels = self.channels(trace)
         try:
             plan: Plan | None = plan_for(trace, self.budget_bytes, extra_bytes=self.excess_bytes, channels=channels)
         except InfeasibleBudget:
@@ -196,17 +200,15 @@ class Steps:
         """The trial with what kernels take for a moment (convolutions, for example), which only a real step shows: with another plan where there is some."""
         if self.unknown:
             return trial  # which ran to be recorded
-        seen = self.recorded(self.make_batch(trial.size), is_accumulating=trial.micro_batches > 1)
-        if seen is None:
+        real = self.recorded(self.make_batch(trial.size), is_accumulating=trial.micro_batches > 1)
+        if real is None:
             return trial.failed(None)
-        real = beside(seen, self.optimizer_bytes)
         if plan.skeleton.names != tuple(op.name for op in real.forward_ops) or len(plan.hold_from) != len(real.values):
             return trial  # another step: the next one tells
         if plan.judged(real).peak_bytes == plan.peak_bytes - self.excess_bytes:
             return trial
-        channels = (*channels_to(self.offload, real), *codec_channels(real, "min", "auto", self.compress))
         try:
-            found = plan_for(real, self.budget_bytes, channels=channels)
+            found = plan_for(real, self.budget_bytes, channels=self.channels(real))
         except InfeasibleBudget as error:
             return trial.failed(error.least_bytes)
         return replace(trial, plan=found, time_ns=trial.micro_batches * found.time_ns + self.optimizer_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from punar.ir import Trace
 from punar.plan.plan import Plan, make_plan
@@ -14,8 +14,8 @@ _MOST_JUDGED = 3
 """So many plans are judged."""
 
 
-def plans_of_other_sizes(trace: Trace, known: Iterable[tuple[Plan, Trace]], plain_peak_bytes: int) -> list[Plan]:
-    """Up to three plans that differ, made for this step on other sizes, those of the sizes that are nearest in bytes first.
+def plans_of_other_sizes(trace: Trace, known: Iterable[tuple[Plan, Trace]], plain_peak_bytes: int) -> Iterator[Plan]:
+    """Up to three plans that differ, made for this step on other sizes, those of the sizes that are nearest in bytes first; looked for as they are asked for.
 
     ``known``: plans with the traces that they are for; ``plain_peak_bytes``: of this step.
     """
@@ -24,14 +24,14 @@ def plans_of_other_sizes(trace: Trace, known: Iterable[tuple[Plan, Trace]], plai
         plan, _ = pair
         return abs(plan.plain_peak_bytes - plan.resident_bytes - plain_peak_bytes + trace.resident_bytes)
 
-    found: dict[tuple[object, ...], Plan] = {}
+    found: set[tuple[object, ...]] = set()
     for plan, other in sorted(known, key=distance):
         actions = (plan.hold_from, plan.moves, plan.channels)
         if actions not in found and trace.is_resized(other):
-            found[actions] = plan
+            found.add(actions)
+            yield plan
             if len(found) == _MOST_JUDGED:
-                break
-    return list(found.values())
+                return
 
 
 def nearby_plan(trace: Trace, known: Iterable[Plan], budget_bytes: int) -> Plan | None:

@@ -162,7 +162,7 @@ def trace_fake(
 
 
 def _traced(fakes: _Fakes, session: FakeSession, model: nn.Module, batch: Any, loss_fn: LossFn, in_flight: int) -> FakeStep | None:
-    """What ``trace_fake`` returns."""
+    """What ``trace_fake`` returns; when it has, nothing of punar's keeps the tensors that were made."""
     random_state = restored(nn.Module())  # fake tensors draw no random numbers, but the step may draw others
     with _fakes_are_plain(), cuda_kernels(is_asked=session.device.type == "cuda"), random_state, fakes.replaced(model):
         fake_batch = fakes.tree(batch)

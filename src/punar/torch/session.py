@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,7 +55,7 @@ from punar.units import format_bytes, format_seconds
 FirstBudget = Callable[[torch.device, int], int | None]
 """What a step may have of which nothing is known yet, in bytes, where so many are in use now; None where the budget depends on the step."""
 
-Planner = Callable[[Trace, int, int, Sequence[Plan]], Plan]
+Planner = Callable[[Trace, int, int, Iterable[Plan]], Plan]
 """Makes a plan for a trace, given how many bytes are resident now beyond those of the trace, what the ``with`` block has been seen
 to reach outside of forward and backward, in an optimizer's step for example, and the plans known for the same step on other sizes."""
 
