@@ -1,7 +1,8 @@
 """Is the peak that the simulator predicts for a plan, byte for byte, the one that the meter measures when the plan is obeyed?
 
 What outlives a step is the one slack: a tensor that the model replaces within each step (a buffer assigned anew, a cache) is predicted to stay to
-the end of the step, so that there the prediction is above the measured peak by no more than these tensors' bytes.
+the end of the step, and until it is replaced the one of the step before is there, which the first step had not: the prediction is off by no more than these
+tensors' bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def test_random_programs(program: Program, seed: int, hold: float) -> None:
     note(f"predicted {predicted} B, measured {measured} B")
     replaced = Counter(i.name for i in program.instructions)
     slack = sum(replaced[name] for name in OUTLIVING) * LARGEST * 8
-    assert 0 <= predicted - measured <= slack
+    assert -slack <= predicted - measured <= slack
 
 
 class Block(nn.Module):
