@@ -1,8 +1,8 @@
 """Is the peak that the simulator predicts for a plan, byte for byte, the one that the meter measures when the plan is obeyed?
 
 What outlives a step is the one slack: a tensor that the model replaces within each step (a buffer assigned anew, a cache) is predicted to stay to
-the end of the step, and until it is replaced the one of the step before is there, which the first step had not: the prediction is off by no more than these
-tensors' bytes.
+the end of the step, so that there the prediction is above the measured peak by no more than these tensors' bytes. One that is kept with its graph keeps
+what its dropped saves are made from, too: a step after one that obeyed a plan may begin beside more than one after the recorded step.
 """
 
 from __future__ import annotations
@@ -13,28 +13,39 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import HealthCheck, assume, example, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import punar
 from tests.torch.harness import RandomRemat, train
-from tests.torch.programs import LARGEST, OUTLIVING, Program, programs
+from tests.torch.programs import LARGEST, OUTLIVING, Instruction, Program, programs
 from tests.torch.test_random_programs import maker
 
 EXAMPLES = int(os.environ.get("PUNAR_EXAMPLES", "40"))
 
+KEEPING = Program(
+    tuple(
+        Instruction(name=name, x=x, y=0, k=0)
+        for name, x in [("complex", 0), ("embed", 0), ("add_", 2), *[("add", 0)] * 4, ("keep_state", 5), ("add", 0)]
+    )
+)
+"""Keeps an embedding whose indices are dropped, with its graph."""
+
 
 def last_step(make: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], remat: punar.Remat, steps: int = 3) -> tuple[int, int]:
-    """(predicted, measured) peak of the last of some steps, which obeyed its plan."""
-    train(make, steps=steps, remat=remat)
+    """(predicted, measured) peak of the last of some steps, which obeyed its plan, as if it had begun beside no more than the first that did."""
+    live_bytes = [left.extra for left in train(make, steps=steps, remat=remat, extra=lambda _: remat._session.meter.live)]
+    more_bytes = max(0, live_bytes[-2] - live_bytes[0])
     stats = remat.stats[-1]
     assert stats.plan is not None
     assert not stats.is_traced
-    return stats.plan.peak_bytes, stats.measured_peak_bytes
+    assert stats.measured_peak_bytes is not None
+    return stats.plan.peak_bytes, stats.measured_peak_bytes - more_bytes
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@example(program=KEEPING, seed=0, hold=0.0)
 @given(program=programs(is_straight=True), seed=st.integers(0, 1 << 16), hold=st.sampled_from([0.0, 0.2, 0.5, 0.8]))
 def test_random_programs(program: Program, seed: int, hold: float) -> None:
     try:
@@ -46,7 +57,7 @@ def test_random_programs(program: Program, seed: int, hold: float) -> None:
     note(f"predicted {predicted} B, measured {measured} B")
     replaced = Counter(i.name for i in program.instructions)
     slack = sum(replaced[name] for name in OUTLIVING) * LARGEST * 8
-    assert -slack <= predicted - measured <= slack
+    assert 0 <= predicted - measured <= slack
 
 
 class Block(nn.Module):
