@@ -99,6 +99,23 @@ def train(
     return found
 
 
+def last_peaks(
+    make: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], remat: punar.Remat, *, keeps_graphs: bool = False
+) -> tuple[int, int]:
+    """(predicted, measured) peak of the third of three steps, which obeyed its plan.
+
+    ``keeps_graphs``: a step may keep a tensor with its graph, and so what its dropped saves are made from: the step after one that obeyed a plan may begin
+    beside more than the one after the recorded step. That much is taken off what was measured.
+    """
+    live_bytes = [left.extra for left in train(make, steps=3, remat=remat, extra=lambda _: remat._session.meter.live)]
+    more_bytes = max(0, live_bytes[1] - live_bytes[0]) if keeps_graphs else 0
+    stats = remat.stats[-1]
+    assert stats.plan is not None
+    assert not stats.is_traced
+    assert stats.measured_peak_bytes is not None
+    return stats.plan.peak_bytes, stats.measured_peak_bytes - more_bytes
+
+
 def outcomes(
     step: Callable[[nn.Module, Tensor], Tensor], model: nn.Module, x: Tensor, *, steps: int, remat: punar.Remat | None = None
 ) -> list[Outcome]:

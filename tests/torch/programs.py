@@ -45,6 +45,11 @@ class Program:
     def replaces_what_outlives_a_step(self) -> bool:
         return any(i.name in OUTLIVING for i in self.instructions)
 
+    @property
+    def outliving_bytes(self) -> int:
+        """The most that the tensors take which the model replaces within each step."""
+        return sum(i.name in OUTLIVING for i in self.instructions) * LARGEST * 8
+
 
 class ProgramModel(nn.Module):
     """Parameters, buffers and a private generator for programs; running it interprets the program."""
