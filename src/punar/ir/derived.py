@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 from punar.ir.trace import Trace
@@ -13,31 +13,37 @@ T = TypeVar("T")
 KEPT = 8
 """Of how many traces each function keeps what it returned."""
 
-_derived: list[dict[int, tuple[Trace, Any]]] = []
+_derived: list[Any] = []
+
+
+class _Same:
+    """A trace, equal to itself alone: telling equal ones apart takes as long as reading them whole, and what is derived is asked for at each event."""
+
+    __slots__ = ("trace",)
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __hash__(self) -> int:
+        return id(self.trace)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.trace is other.trace
 
 
 def derived(function: Callable[[Trace], T]) -> Callable[[Trace], T]:
-    """Decorates a function of a trace: it is computed once a trace, until ``forget_derived``.
-
-    A trace is known by its identity: telling equal ones apart takes as long as reading them whole, and these functions are called at each event.
-    """
-    kept: dict[int, tuple[Trace, T]] = {}
-    _derived.append(kept)
+    """Decorates a function of a trace: it is computed once a trace, known by its identity, until ``forget_derived``."""
+    cached = lru_cache(maxsize=KEPT)(lambda same: function(same.trace))
+    _derived.append(cached)
 
     @wraps(function)
     def once(trace: Trace) -> T:
-        found = kept.get(id(trace))
-        if found is None:
-            made = function(trace)
-            while len(kept) >= KEPT:
-                kept.pop(next(iter(kept)), None)
-            found = kept[id(trace)] = (trace, made)  # with the trace, so that no other one gets its id
-        return found[1]
+        return cached(_Same(trace))
 
     return once
 
 
 def forget_derived() -> None:
     """Lets go of all that was derived; it is computed anew where it is needed again."""
-    for kept in _derived:
-        kept.clear()
+    for function in _derived:
+        function.cache_clear()
