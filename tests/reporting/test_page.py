@@ -338,7 +338,7 @@ def test_it_follows_the_color_scheme(browser: Any, written: Path, scheme: str) -
 
 def test_it_is_no_wider_than_a_phone(browser: Any, written: Path) -> None:
     page = shown(browser, written, width=390)
-    assert page.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
 
 
 def test_moments_are_read_with_the_keyboard(browser: Any, remat: punar.Remat, written: Path) -> None:
