@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from punar.errors import UsageError
 from punar.ir import Trace
 from punar.plan import Plan
@@ -48,6 +50,10 @@ def frontier(trace: Trace) -> tuple[Plan, ...]:
 
 
 def frontier_points(trace: Trace, channels: tuple[Channel, ...] = ()) -> tuple[tuple[Point, int], ...]:
-    """The same curve without its plans written up: each judged point, with the lower bound in ns at its peak."""
+    """The same curve without its plans written up: each judged point, with the lower bound in ns at its peak, or at a higher one where that is more.
+
+    A plan that fits fits in more memory too, so that what is proved there holds here; the ascent does not reach every point's best value.
+    """
     found = frontier_of(trace, channels).sensible()
-    return tuple((point, min(found.bound(point.peak_bytes), point.time_ns)) for point in found.points)
+    bounds = accumulate((found.bound(point.peak_bytes) for point in reversed(found.points)), max)
+    return tuple((point, min(bound_ns, point.time_ns)) for point, bound_ns in zip(found.points, reversed(list(bounds)), strict=True))
