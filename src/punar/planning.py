@@ -17,7 +17,7 @@ from punar.solvers import codable, holder_lines, holders_at_peak, least
 from punar.solvers import solve as solve_trace
 from punar.torch.codecs import measured
 from punar.torch.places import described_channels, opened, physical_bytes
-from punar.units import format_bytes
+from punar.units import format_apart, format_bytes
 
 _AUTO_MARGIN = 0.9
 """The share of the device's free memory that ``"auto"`` uses: the rest is for what the allocator loses and others take."""
@@ -90,7 +90,8 @@ def budget_in_bytes(trace: Trace, budget: str | int | float, plain_peak_bytes: i
     if memory_bytes is None and has_device(trace.device):
         memory_bytes = device_memory(trace.device)[0]
     if memory_bytes is not None and budget > memory_bytes:
-        raise BudgetError(f"budget {format_bytes(budget)} is above what {name} has, {format_bytes(memory_bytes)}; give at most that")
+        asked, there = format_apart(budget, memory_bytes)
+        raise BudgetError(f"budget {asked} is above what {name} has, {there}; give at most that")
     return budget
 
 

@@ -53,7 +53,7 @@ from punar.torch.rescue import TIGHTER, CutRecording, Ladder, add_note, is_alone
 from punar.torch.script import OUTDATED, Script
 from punar.torch.session import Session, StepStats
 from punar.torch.undo import Undo
-from punar.units import format_bytes
+from punar.units import format_apart, format_bytes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -456,8 +456,9 @@ class Remat:
         if outside_peak_bytes <= plan.peak_bytes:
             return plan
         if isinstance(self.budget, int) and outside_peak_bytes > plan.budget_bytes:
+            asked, found = format_apart(plan.budget_bytes, outside_peak_bytes)
             raise InfeasibleBudget(
-                f"asked for a step within {format_bytes(plan.budget_bytes)}, found {format_bytes(outside_peak_bytes)} in use inside the `with` block but "
+                f"asked for a step within {asked}, found {found} in use inside the `with` block but "
                 "outside of forward and backward: an optimizer step (or evaluation) sets the peak, not activations, and recomputation cannot lower it. "
                 f"Give at least {outside_peak_bytes} B, or move it out of the block. {resident_text(trace, extra_bytes)}",
                 budget_bytes=plan.budget_bytes,

@@ -73,6 +73,12 @@ def format_bytes(size: int) -> str:
     return f"{size} B"
 
 
+def format_apart(*sizes: int) -> tuple[str, ...]:
+    """Writes sizes that are compared as ``format_bytes`` does; to the byte where different ones would read the same."""
+    texts = tuple(map(format_bytes, sizes))
+    return texts if len(set(texts)) == len(set(sizes)) else tuple(f"{size} B" for size in sizes)
+
+
 def format_seconds(time_ns: float) -> str:
     """Writes nanoseconds as seconds, milliseconds or microseconds: ``"1.24 s"``."""
     for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):

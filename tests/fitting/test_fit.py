@@ -291,6 +291,14 @@ def test_where_no_size_can_be_recorded_within_the_budget_that_is_said() -> None:
         punar.fit(make_blocks(1), make_batch, reading_loss, budget="32 KiB", multiple_of=64, start=128)
 
 
+def test_sizes_that_would_read_the_same_are_said_to_the_byte() -> None:
+    with pytest.raises(punar.InfeasibleBudget) as caught:
+        fit(device="cpu", budget=1, start=64)
+    least_bytes = caught.value.least_bytes
+    with pytest.raises(punar.InfeasibleBudget, match=rf"fits {least_bytes - 1} B, found that size 64 needs {least_bytes} B at least"):
+        fit(device="cpu", budget=least_bytes - 1, start=64)
+
+
 def test_a_device_that_is_not_here_cannot_run_it() -> None:
     with pytest.raises(punar.errors.DataDependentStep):
         punar.fit(make_blocks(1), make_batch, reading_loss, budget="2 MiB", device="cpu")

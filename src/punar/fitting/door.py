@@ -19,7 +19,7 @@ from punar.fitting.search import largest
 from punar.fitting.steps import MakeBatch, Steps, description_of
 from punar.torch.rescue import add_note
 from punar.torch.state import RandomStates
-from punar.units import format_bytes
+from punar.units import format_apart, format_bytes
 
 OnTrial = Callable[[Trial], object]
 
@@ -269,16 +269,17 @@ class _Fitting:
             return self.trials[bracket.fits * self.unit, 1]
         smallest = min(self.trials.values(), key=lambda trial: trial.size)
         least_bytes = smallest.least_peak_bytes
+        budget_bytes = self.steps.budget_bytes
         if least_bytes is None:
-            found, give = "ran out of memory when it was recorded", "more"
-            least_bytes = self.steps.budget_bytes + 1
+            asked, found, give = format_bytes(budget_bytes), "ran out of memory when it was recorded", "more"
+            least_bytes = budget_bytes + 1
         else:
-            found = f"needs {format_bytes(least_bytes)} at least, under the plan of least peak that is known"
+            asked, needed = format_apart(budget_bytes, least_bytes)
+            found = f"needs {needed} at least, under the plan of least peak that is known"
             give = f"at least {least_bytes} B"
         raise InfeasibleBudget(
-            f"asked what fits {format_bytes(self.steps.budget_bytes)}, found that size {smallest.size} {found}. Give {give}, or a smaller `start` or "
-            "`multiple_of`",
-            budget_bytes=self.steps.budget_bytes,
+            f"asked what fits {asked}, found that size {smallest.size} {found}. Give {give}, or a smaller `start` or `multiple_of`",
+            budget_bytes=budget_bytes,
             least_bytes=least_bytes,
         )
 

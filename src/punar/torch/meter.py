@@ -16,7 +16,7 @@ from torch import Tensor
 
 from punar.errors import OutOfMemory
 from punar.torch.operators import outputs_in
-from punar.units import format_bytes
+from punar.units import format_apart
 
 if TYPE_CHECKING:
     from punar.torch.records import Value
@@ -113,8 +113,9 @@ class Meter:
         needed_bytes = self.peak + (self.resident if self.source_bytes is None else self.source_bytes)
         if needed_bytes > limit_bytes:
             self.limit_bytes = None
+            limit, needed = format_apart(limit_bytes, needed_bytes)
             raise OutOfMemory(
-                f"asked for a step within a limit of {format_bytes(limit_bytes)}, found {format_bytes(needed_bytes)} alive in it, "
+                f"asked for a step within a limit of {limit}, found {needed} alive in it, "
                 f"{needed_bytes - limit_bytes} B more; give a tighter budget, raise the limit, or leave it to `remat.step` to repeat the step under "
                 "tighter plans as long as there are some",
                 limit_bytes=limit_bytes,

@@ -50,7 +50,7 @@ from punar.torch.script import LEFT_ALONE, OUTDATED, Script
 from punar.torch.script_cache import Key, ScriptCache, sizes_of
 from punar.torch.tracer import TracedHandle, Tracer
 from punar.torch.undo import Undo
-from punar.units import format_bytes, format_seconds
+from punar.units import format_apart, format_bytes, format_seconds
 
 FirstBudget = Callable[[torch.device, int], int | None]
 """What a step may have of which nothing is known yet, in bytes, where so many are in use now; None where the budget depends on the step."""
@@ -553,9 +553,10 @@ class Session(TorchDispatchMode):
             if self.is_plan_followed
             else "its operators or their sizes are others than those of the profiled step. Profile a step like this one"
         )
+        promised, within, reached = format_apart(plan.peak_bytes, plan.budget_bytes, measured_peak_bytes)
         warnings.warn(
-            f"the plan given promises a peak of {format_bytes(plan.peak_bytes)} within {format_bytes(plan.budget_bytes)}, the step reached "
-            f"{format_bytes(measured_peak_bytes)}: {why}, or give Remat the budget instead of a plan: it then plans for what it finds",
+            f"the plan given promises a peak of {promised} within {within}, the step reached {reached}: {why}, or give Remat the budget instead of "
+            "a plan: it then plans for what it finds",
             stacklevel=5,
         )
 

@@ -18,7 +18,7 @@ from punar.plan.plan import Plan
 from punar.plan.playback import Peak
 from punar.reporting.explain.gradients import gradients_before, gradients_of, made_by, of_parameters, size_of, touched_by
 from punar.reporting.explain.places import title_of
-from punar.units import format_bytes
+from punar.units import format_apart, format_bytes
 
 CHUNKS = 8
 """Into how many pieces a loss is thought to be cut."""
@@ -101,7 +101,7 @@ def _chunked_loss(trace: Trace, plan: Plan, peak: Peak) -> list[Advice]:
     lower = _peak_of(chunked(trace, head, CHUNKS), plan)
     text = (
         f"Compute the loss in {CHUNKS} chunks: what {title_of(trace, head.id)} makes, and what the loss makes of it, are {format_bytes(at_peak)} "
-        f"at the least peak ({_share(at_peak, peak.bytes)}). A chunked loss would lower it from {format_bytes(peak.bytes)} to {format_bytes(lower)}, or less."
+        f"at the least peak ({_share(at_peak, peak.bytes)}). With a chunked loss it would be {_lowered(lower, peak)}, or lower still."
     )
     return [Advice(kind="chunked loss", text=text, peak_bytes=lower)]
 
@@ -187,7 +187,8 @@ def shrunk(trace: Trace, ops: Collection[int], parts: int, whole: Collection[int
 
 def _lowered(lower_bytes: int, peak: Peak) -> str:
     """What a peak would be; with the part that this is less, since both may read the same when they are rounded."""
-    return f"{format_bytes(lower_bytes)} instead of {format_bytes(peak.bytes)}, {1 - lower_bytes / peak.bytes:.0%} less"
+    lower, higher = format_apart(lower_bytes, peak.bytes)
+    return f"{lower} instead of {higher}, {1 - lower_bytes / peak.bytes:.0%} less"
 
 
 def _optimizer_in_backward(trace: Trace, plan: Plan, peak: Peak) -> list[Advice]:
