@@ -25,6 +25,7 @@ from punar.demo.task import Task
 from punar.errors import DataDependentStep, UsageError
 from punar.ir import Trace
 from punar.plan import simulate
+from punar.torch import leftovers
 from tests.torch.models import WIDTH, make_blocks
 
 Step = tuple[nn.Module, Any, Callable[[Any, Any], Tensor]]
@@ -425,6 +426,15 @@ def test_caches_of_functions_are_emptied_of_what_is_fake() -> None:
     assert torch.equal(masked_loss(model, x), expected)
     punar.profile(model, x, masked_loss, device="cpu")
     assert cached_mask.cache_info().currsize == 1  # what is real stays
+
+
+def test_what_a_cache_made_is_no_leftover_in_whatever_order_objects_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = leftovers._alive
+    monkeypatch.setattr(leftovers, "_alive", lambda: sorted(find(), key=lambda each: type(each) is FakeTensor))
+    cached_mask.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        punar.profile(nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH), masked_loss, device="cpu")
 
 
 def test_fakes_that_are_kept_elsewhere_are_told() -> None:

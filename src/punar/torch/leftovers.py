@@ -24,9 +24,7 @@ def forget_fakes(mode: FakeTensorMode | None) -> None:
     Then warns where tensors of ``mode`` are alive, which nobody but the step can have kept; with None, which stands for one of the user's, that is not asked.
     """
     alive = _alive()
-    for cached in alive:
-        if type(cached) is functools._lru_cache_wrapper and _keeps_fakes(cached):
-            cached.cache_clear()
+    _empty_caches(alive)
     if mode is None or not _are_kept(alive, mode):
         return
     del alive
@@ -39,6 +37,12 @@ def forget_fakes(mode: FakeTensorMode | None) -> None:
             "traced where it keeps what it makes for later",
             stacklevel=5,
         )
+
+
+def _empty_caches(alive: list[Any]) -> None:
+    for cached in alive:
+        if type(cached) is functools._lru_cache_wrapper and _keeps_fakes(cached):
+            cached.cache_clear()
 
 
 def _alive() -> list[Any]:
