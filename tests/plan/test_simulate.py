@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,34 +31,55 @@ def test_a_chain_of_three_by_hand() -> None:
 
 
 def test_dropping_a_value_replays_its_operator_once() -> None:
-    trace = chain([100, 100, 100], [1000, 2000, 4000])
+    trace = chain([100] * 4, [1000, 2000, 4000, 1000])
     a, b = (trace.ops[k].outputs[0] for k in (0, 1))
     hold = [0] * len(trace.values)
     hold[b] = 1
     seen = simulate(trace, hold)
     assert (seen.replayed_ops, seen.recomputed_bytes) == (1, 100)
     assert seen.time_ns == trace.plain_time_ns + 2000
-    assert seen.kept_bytes == 100
+    assert seen.kept_bytes == 200
     hold[a] = 1
     both = simulate(trace, hold)
     assert both.replayed_ops == 2
-    assert both.kept_bytes == 0
+    assert both.kept_bytes == 100
 
 
 def test_a_value_that_is_never_held_is_made_for_each_demand() -> None:
-    trace = chain([100] * 4, [1000] * 4)
+    trace = chain([100] * 5, [1000] * 5)
     seen = simulate(trace, [NEVER] * len(trace.values))
     assert seen.replayed_ops == 3 + 2 + 1
 
 
 def test_a_value_held_from_a_later_demand_is_made_twice() -> None:
-    trace = chain([100] * 4, [1000] * 4)
+    trace = chain([100] * 5, [1000] * 5)
     first, second = (trace.ops[k].outputs[0] for k in (0, 1))
     hold = [1] * len(trace.values)
     hold[first] = trace.demand_rank[first]
     hold[second] = trace.demand_rank[second]
     assert simulate(trace, hold).replayed_ops == 6
     assert simulate(trace, [1] * len(trace.values)).replayed_ops == 3
+
+
+def test_what_backward_asks_for_at_once_is_held() -> None:
+    """Of x -> a -> b -> c, each saving its input, b is there when c runs and when its backward does, and nothing runs in between."""
+    trace = chain([100] * 3, [1000] * 3)
+    a, b = (trace.ops[k].outputs[0] for k in (0, 1))
+    closed = close(trace, [NEVER] * len(trace.values))
+    assert (closed[a], closed[b]) == (NEVER, 0)
+
+
+@few
+@given(small_traces(has_writes=True), st.data())
+def test_holding_what_is_asked_for_at_once_raises_no_peak(trace: Trace, data: st.DataObject) -> None:
+    hold = data.draw(st.lists(st.sampled_from([0, NEVER]), min_size=len(trace.values), max_size=len(trace.values)))
+    seen, dropping = simulate(trace, hold), replace(trace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("punar.ir.lineage._idle", lambda trace, freed, released: set())
+        lineage_of(dropping)
+    other = simulate(dropping, hold)
+    assert seen.peak_bytes <= other.peak_bytes
+    assert seen.time_ns <= other.time_ns
 
 
 def test_what_cannot_be_replayed_is_held() -> None:

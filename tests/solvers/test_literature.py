@@ -164,7 +164,7 @@ def test_chen_reverses_equal_layers_in_the_root_of_their_memory_with_one_extra_f
     """Chen et al. 2016, section 4.1: 2 sqrt(n) at the cost of one additional forward pass; we allow a quarter more."""
     trace = chain([100] * layers, overhead_ns=0)
     plan = solve(trace, trace.resident_bytes + int(2.5 * layers**0.5) * 100, "chen-greedy")
-    assert layers // 2 <= plan.replayed_ops <= layers
+    assert (layers - 1) // 2 <= plan.replayed_ops <= layers  # what the last layer reads is there when its backward begins
     with pytest.raises(InfeasibleBudget, match="solver 'chen-greedy' found none"):
         solve(trace, trace.resident_bytes + int(1.5 * layers**0.5) * 100, "chen-greedy")
 
@@ -185,5 +185,6 @@ def test_selective_holds_the_dear_ones() -> None:
     plan = solve(trace, 1 << 60, "selective")
     for value in trace.values:
         if trace.ops[value.producer].kind == "matmul" and not trace.ops[value.producer].is_backward:
-            assert plan.hold_from[value.id] == 0 or trace.ops[value.producer].name == "down"
+            is_unneeded = value.id not in trace.saved_values() and trace.ops[value.producer].name in ("down", "logits")
+            assert plan.hold_from[value.id] == 0 or is_unneeded
     assert plan.replayed_ops > 0

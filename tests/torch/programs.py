@@ -237,6 +237,16 @@ def write_then_read_old(m: ProgramModel, x: Tensor, y: Tensor, k: int) -> Made:
     return before, after
 
 
+def write_beside(m: ProgramModel, x: Tensor, y: Tensor, k: int) -> Made:
+    """Parts of one storage are overwritten one after the other, and saved, as the gates of a recurrent cell are."""
+    out = matrix(x).clone() if k % 3 else matrix(x) * 1
+    one, other = out.unsafe_chunk(2, 1)
+    one.sigmoid_()
+    between = one * 2 if k % 2 else one.exp()
+    other.tanh_()
+    return between, one * other
+
+
 def index_put(m: ProgramModel, x: Tensor, y: Tensor, k: int) -> Made:
     out = matrix(fresh(x, k)).clone()
     places = torch.tensor([k % out.shape[0], 0])
@@ -500,6 +510,7 @@ INSTRUCTIONS: dict[str, Rule] = {
     "write_transposed": write_transposed,
     "write_then_read_old": write_then_read_old,
     "write_part": write_part,
+    "write_beside": write_beside,
     "index_put_": index_put,
     "index_add_": index_add,
     "scatter_": scatter,

@@ -136,7 +136,7 @@ def test_what_is_said_of_a_damaged_plan(place: str, content: Any, says: str, tmp
         ("events.0", [9, 0], r"events\[0\].kind is 9"),
         ("events.0", [0, 3], r"events\[0\], RUN 3, .*before its inputs are made"),
         ("events.0", [2, 0], r"events\[0\], DEMAND 0, is out of order"),
-        ("saves.0", 100000, r"saves\[0\] names number 100000 of values"),
+        ("saves.0.0", 100000, r"saves\[0\].value names number 100000 of values"),
         ("values.0.0", 100000, r"values\[0\].storage names number 100000 of storages"),
         ("values.0.1", 7, r"values\[0\].version is 7"),
         ("values.0.2", 100000, r"values\[0\].producer names number 100000 of ops"),

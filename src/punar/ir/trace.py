@@ -14,7 +14,9 @@ NOTE. What a trace says, as numbered rules.
    (until FREE) or by its saves (until the last RELEASE). During ``RUN op`` the peak is ``op.peak_bytes`` above what was live
    at its start; it counts the operator's own outputs and its scratch.
 5. ``op.is_replayable`` says that running the operator again on the same inputs gives the same outputs and no side effect.
-6. Sources' bytes are resident for the whole step and count once in ``resident_bytes``; storages that operators allocate count
+6. A save is of the latest version of its storage that has what was saved: operators that write beside it, as into another view, carry it on. Its SAVE
+   stands after the last of them, which changes no memory, since what they write into is there.
+7. Sources' bytes are resident for the whole step and count once in ``resident_bytes``; storages that operators allocate count
    while they live.
 """
 
@@ -33,7 +35,7 @@ from punar.errors import PlanError
 from punar.ir.fields import Field, FieldError
 
 FORMAT = "punar-trace"
-VERSION = 3
+VERSION = 4
 
 
 class EventKind(enum.IntEnum):
@@ -107,10 +109,11 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """One tensor that autograd saved: ``value`` is what it reads."""
+    """One tensor that autograd saved: ``value`` is what it reads, ``first`` the version of its storage when it was saved (Rule 6)."""
 
     id: int
     value: int
+    first: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +191,7 @@ class Trace:
             "ops": [list(asdict(op).values()) for op in self.ops],
             "values": [[v.storage, v.version, v.producer] for v in self.values],
             "storages": [[s.bytes, s.is_source, s.module, s.dtype] for s in self.storages],
-            "saves": [s.value for s in self.saves],
+            "saves": [[s.value, s.first] for s in self.saves],
             "events": [[int(e.kind), e.id] for e in self.events],
             "resident_bytes": self.resident_bytes,
             "overhead_ns": self.overhead_ns,
@@ -259,7 +262,7 @@ def _trace_from_body(body: dict[str, Any]) -> Trace:
         ops=tuple(_op_from_row(row) for row in part["ops"].items()),
         values=tuple(_value_from_row(id, row) for id, row in enumerate(part["values"].items())),
         storages=tuple(_storage_from_row(id, row) for id, row in enumerate(part["storages"].items())),
-        saves=tuple(Save(id=id, value=value) for id, value in enumerate(part["saves"].numbers())),
+        saves=tuple(_save_from_row(id, row) for id, row in enumerate(part["saves"].items())),
         events=tuple(_event_from_row(row) for row in part["events"].items()),
         resident_bytes=part["resident_bytes"].number(),
         overhead_ns=part["overhead_ns"].number(),
@@ -295,6 +298,11 @@ def _op_from_row(row: Field) -> Op:
         source=sys.intern(part["source"].text()),
         forward=part["forward"].number(least=-1),
     )
+
+
+def _save_from_row(id: int, row: Field) -> Save:
+    value, first = row.columns("value", "first")
+    return Save(id=id, value=value.number(), first=first.number())
 
 
 def _value_from_row(id: int, row: Field) -> Value:
@@ -337,7 +345,11 @@ def check_references(trace: Trace) -> None:
         if op.kind == "prelude" and (op.is_replayable or op.is_backward):
             raise FieldError(f"ops[{op.id}].is_replayable or .is_backward is true, which what came before the step cannot be")
     for save in trace.saves:
-        _check_id(f"saves[{save.id}]", save.value, values, "values")
+        for name in ("value", "first"):
+            _check_id(f"saves[{save.id}].{name}", getattr(save, name), values, "values")
+        saved, first = trace.values[save.value], trace.values[save.first]
+        if saved.storage != first.storage or saved.version < first.version:
+            raise FieldError(f"saves[{save.id}].first is {save.first}, which is no version of value {save.value} or before it")
     for value in trace.values:
         _check_id(f"values[{value.id}].storage", value.storage, len(trace.storages), "storages")
         _check_id(f"values[{value.id}].producer", value.producer, len(trace.ops), "ops")
@@ -436,7 +448,7 @@ class TraceBuilder:
         return len(self.values) - 1
 
     def add_save(self, value: int) -> int:
-        self.saves.append(Save(id=len(self.saves), value=value))
+        self.saves.append(Save(id=len(self.saves), value=value, first=value))
         self.events.append(Event(EventKind.SAVE, len(self.saves) - 1))
         return len(self.saves) - 1
 

@@ -19,7 +19,9 @@ NOTE. What is proved, and for which plans.
    storage is given back only where everything that writes it runs again, from its allocation to the last saved version. Later, some
    version may have been kept and the others made again: the storage is granted for nothing. So is one of which some versions can be made again
    and some cannot, as these may be released first; and what is saved beyond the last demand for it.
-6. So any plan that fits gives numbers 0 <= z <= 1, one an item, with sum(cost * z) at most its extra time and, at every moment,
+6. A value that counts as free (``lineage.py``) is taken to be kept. Where it is asked for again at once, a schedule in which it is not has as much in memory
+   when it is there as one that keeps it has in the gap.
+7. So any plan that fits gives numbers 0 <= z <= 1, one an item, with sum(cost * z) at most its extra time and, at every moment,
    sum(relief * z) at least the plain step's excess over the budget. The least sum(cost * z) under these is a linear programme; any prices
    on the moments give a lower bound of it, and the best prices reach it. Ours are found by ascent (``ascent.py``).
 """

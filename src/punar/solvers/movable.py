@@ -30,7 +30,10 @@ def movable(trace: Trace, least_bytes: int = LEAST_BYTES) -> list[int]:
 
 @derived
 def absent(trace: Trace) -> tuple[int, ...]:
-    """The saved values that are the last contents of a storage which a forward operator filled and the step lets go of before backward."""
+    """The saved values that are the last contents of a storage which a forward operator filled and the step lets go of before backward.
+
+    Those that saves were carried on to are left out: where nothing else is dropped for them, these hold their tensors as autograd does.
+    """
     line, places, first = lineage_of(trace), places_of(trace), first_producers(trace)
     last = {value.storage: value.id for value in trace.values}
     saved = trace.saved_values()
@@ -44,6 +47,7 @@ def absent(trace: Trace) -> tuple[int, ...]:
         and not line.is_free[v]
         and last[line.storage[v]] == v
         and versions[line.storage[v]] == 1
+        and v not in line.carried
         and trace.demand_rank[v]
         and places.freed.get(line.storage[v], places.seal) < places.seal
     )

@@ -177,7 +177,7 @@ class Follower:
             return self.record(row, info, args, kwargs)
         if row.moves and not self.episode.is_sealed:
             return self.move(row, info, args, kwargs)
-        if info.can_write and overwrite(info, info.written(args, kwargs), self.meter) and is_backward:
+        if info.can_write and overwrite(info, info.written(args, kwargs), self.meter, self.episode) and is_backward:
             self.is_overwriting = True
         run = (lambda *a, **k: row.timed(self.meter.now_ns, func, a, k)) if self.is_timed else func
         return run_counted(info, args, kwargs, self.meter, row.peak_bytes, run)
@@ -284,6 +284,8 @@ class Follower:
                 op.makes.append((weakref.ref(value), place))
                 value.checksum = checksum(tensor) if row.info is not None and row.info.is_factory else None
             self.enter(value, record)
+            if place < 0:
+                carry_saves(record, value, self.episode)
             for number, move in row.moves:
                 if move.place == index and is_matched:
                     self.send(value, number, move)
@@ -301,6 +303,8 @@ class Follower:
             value = Value(op=None, writes=record.writes, rank=move.rank, nbytes=record.nbytes)
             value.hold(alias(tensor), is_just_written=place < 0)
             self.enter(value, record)
+            if place < 0:
+                carry_saves(record, value, self.episode)
             self.send(value, number, move)
         return out
 
@@ -391,8 +395,11 @@ def run_counted(info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
-def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter) -> bool:
-    """Storages are about to be overwritten: saves the held values that others read, and counts the writes. Says whether any could be read again."""
+def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter, episode: Episode | None = None) -> bool:
+    """Storages are about to be overwritten: saves the held values that others read, and counts the writes. Says whether any could be read again.
+
+    ``episode``: the pass whose tape does not record the write.
+    """
     seen: set[StorageRecord] = set()
     is_read = False
     for tensor in tensors:
@@ -401,6 +408,8 @@ def overwrite(info: OperatorInfo, tensors: list[Tensor], meter: Meter) -> bool:
             seen.add(record)
             is_read = is_read or bool(record.dropped) or (record.state is not None and record.state() is not None)
             keep_overwritten(record, tensor)
+            if episode is not None and info.writes and not episode.is_sealed:
+                keep_beside(record, tensor, episode)
             protect(record, meter, is_refill=info.is_refill)
     return is_read
 
@@ -415,6 +424,22 @@ def keep_overwritten(record: StorageRecord, written: Tensor) -> None:
         if handle is not None and handle.overwritten is None and overlaps(handle.ref, written):
             handle.overwritten = alias(written)
     record.dropped = [reference for reference in record.dropped if reference() is not None]
+
+
+def keep_beside(record: StorageRecord, written: Tensor, episode: Episode) -> None:
+    """Dropped saves beside what is written keep the storage: of what it holds from now on, the tape knows no value (see ``carry_saves``)."""
+    for reference in record.dropped:
+        handle = reference()
+        if handle is not None and handle.overwritten is None and handle.episode is episode:
+            handle.overwritten = alias(written)
+
+
+def carry_saves(record: StorageRecord, value: Value, episode: Episode) -> None:
+    """An operator made ``value`` on a storage: dropped saves beside what it wrote are from now on saves of that (Rule 6 of traces)."""
+    for reference in record.dropped:
+        handle = reference()
+        if handle is not None and handle.overwritten is None and handle.episode is episode:
+            handle.ref.value = value
 
 
 def protect(record: StorageRecord, meter: Meter, *, is_refill: bool) -> None:

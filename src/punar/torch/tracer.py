@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +97,8 @@ class Tracer:
         self.optimizer_bytes = 0
         self.freed_between: set[int] = set()
         self.saved_on: dict[int, list[weakref.ref[TracedHandle]]] = {}
+        self.carries: list[tuple[int, int, int]] = []
+        self.carried: dict[int, int] = {}
         self.lent: list[Loan] = []
         self.tainted: set[int] = set()
         self.made_in_backward: list[weakref.ref[StorageRecord]] = []
@@ -239,7 +242,7 @@ class Tracer:
             storage = self.adopt(record, tensor, is_source=True)
             if info.is_refill:
                 self.freed_between.add(storage)
-            self.taint_overwritten_saves(storage, tensor)
+            beside = self.taint_overwritten_saves(storage, tensor)
             if storage in self.blank and not _fills(info, tensor, record):
                 self.rows[number]["is_replayable"] = False  # the rest may be filled by what is not seen
             self.blank.discard(storage)
@@ -249,6 +252,8 @@ class Tracer:
                 self.add_value(storage, -1)
                 continue
             made.append(self.add_value(storage, number))
+            if not self.episode.is_sealed:
+                self.carry(beside, made[-1], number)
             if self.rows[number]["is_replayable"]:
                 self.sums[storage] = checksum(tensor)
         return made
@@ -313,11 +318,47 @@ class Tracer:
         self.tainted.add(self.builder.values[self.current[storage]].producer)
         self.add_value(storage, -1)
 
-    def taint_overwritten_saves(self, storage: int, written: Tensor) -> None:
-        """Backward will read what is written into saved tensors, if it does not raise: these are not for dropping."""
+    def taint_overwritten_saves(self, storage: int, written: Tensor) -> list[int]:
+        """Backward will read what is written into saved tensors, if it does not raise: these are not for dropping.
+
+        Returns the saves of the storage's latest version that have nothing of what is written.
+        """
+        beside = []
         for handle in (reference() for reference in self.saved_on.get(storage, ())):
-            if handle is not None and overlaps(Geometry(handle.tensor), written):
-                self.tainted.add(self.builder.values[self.builder.saves[handle.number].value].producer)
+            if handle is None:
+                continue
+            value = self.carried.get(handle.number, self.builder.saves[handle.number].value)
+            if overlaps(Geometry(handle.tensor), written):
+                self.tainted.add(self.builder.values[value].producer)
+            elif value == self.current[storage]:
+                beside.append(handle.number)
+        return beside
+
+    def carry(self, saves: list[int], value: int, row: int) -> None:
+        """An operator made a new version of a storage that leaves these saves as they are: from now on they are saves of that one."""
+        for number in saves:
+            self.carries.append((number, value, row))
+            self.carried[number] = value
+
+    def carry_saves(self) -> None:
+        """Writes down of which version each save is, and moves its event behind the operator that made it (Rule 6 of traces)."""
+        builder = self.builder
+        maker: dict[int, int] = {}
+        for number, value, row in self.carries:
+            if number < len(builder.saves) and value < len(builder.values) and row < len(self.rows):
+                builder.saves[number] = replace(builder.saves[number], value=value)
+                maker[number] = row
+        if not maker:
+            return
+        saves: dict[int, list[int]] = {}
+        for number in sorted(maker):
+            saves.setdefault(maker[number], []).append(number)
+        raw = [event for event in self.raw if event[0] != EventKind.SAVE or event[1] not in maker]
+        self.raw = []
+        for event in raw:
+            self.raw.append(event)
+            if event[0] == EventKind.RUN:
+                self.raw += [(EventKind.SAVE, number) for number in saves.get(event[1], ())]
 
     # -- lifetimes ---------------------------------------------------------------------------------------------------------
 
@@ -393,6 +434,7 @@ class Tracer:
         peaks = self.peaks or {}
         times = _typical_times(self.rows)
         builder = self.builder
+        self.carry_saves()
         created: list[int] = [0] * len(self.rows)
         for value in builder.values:
             if value.version == 0 and value.producer >= 0:

@@ -141,7 +141,7 @@ class _Reasons:
             case "plain":
                 return "the plain step fits, nothing is dropped" if self.plan else "no plan: the plain step keeps all"
             case "stays":
-                return "the step itself holds it to the end"
+                return "the step itself holds it as long, or asks for it again at once"
             case "cannot":
                 return "its operator cannot be run again"
             case "dear":
