@@ -282,6 +282,9 @@ class Tracer:
                 self.prelude.append(self.add_value(record.number, 0))
                 self.resident_before -= record.nbytes
                 self.carried_before = max(0, self.carried_before - record.nbytes)
+                for user in (tensor, tensor._base):
+                    if user is not None:
+                        self.track(user)
         return record.number
 
     def round(self, nbytes: int) -> int:
