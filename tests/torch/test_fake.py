@@ -64,9 +64,34 @@ def tied() -> Step:
     return Tied(), {"tokens": torch.randint(0, 50, (4, 8)), "mask": mask}, lambda model, batch: model(**batch).mean()
 
 
+class Filling(nn.Module):
+    """Writes into parts of what is there: before autograd knows of it and after, through one view and through several, again and again from one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.empty(x.shape)
+        for t in range(x.shape[1]):
+            out[:, t] = self.first(x[:, t]).tanh()
+        h = out * 1.0
+        h[:, :2] = x.new_zeros(2, WIDTH)
+        h[1:3, 4] = h[:2, 5].exp()
+        h.view(-1, WIDTH)[3].mul_(2.0)
+        for t in range(2):
+            h[0, t].add_(1.0)
+        return out + self.second(h).square()
+
+
+def filling() -> Step:
+    return Filling(), torch.randn(4, 6, WIDTH), lambda model, batch: model(batch).square().mean()
+
+
 STEPS: dict[str, Callable[[], Step]] = {
     "mlp": mlp,
     "tied": tied,
+    "filling": filling,
     "gpt2": lambda: of_task(random_weights.make_gpt2(steps=1, seed=0, batch=2, length=16, layers=2, width=32)),
     "llama": lambda: of_task(random_weights.make_llama(steps=1, seed=0, batch=2, length=16, layers=2, width=64)),
     "vit": lambda: of_task(random_weights.make_vit(steps=1, seed=0, batch=2, image=32, layers=2, width=48)),

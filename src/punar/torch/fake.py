@@ -8,7 +8,9 @@ NOTE. How a fake step stands for the real one.
    Where a device is asked for inside the step, it is given the CPU (``_OnCpu``). What torch.compile would compile runs as it is written.
 3. What CUDA computes by another operator than the CPU is run as that operator (``kernels``).
 4. Small tensors of integers are computed beside the fake ones, for models that look at positions and masks to decide on their path (``known_values``).
-5. What no fake tensor can tell, the number behind an element or the size of a selection, ends the trace (``DataDependentStep``).
+5. After a write into a view that needs a gradient, and for the gradient of what was there before, autograd makes views anew: of plain tensors by
+   ``as_strided``, of fake ones by the operators that made them, which are taken to be that (``FakeTracer.on_op``).
+6. What no fake tensor can tell, the number behind an element or the size of a selection, ends the trace (``DataDependentStep``).
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from punar.torch.kernels import cuda_kernels
 from punar.torch.known_values import KnownValues, know, value_of
 from punar.torch.leftovers import forget_fakes
 from punar.torch.modules import ModulePaths
-from punar.torch.operators import PLAIN_TYPES
-from punar.torch.records import is_fake
+from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
+from punar.torch.records import Geometry, is_fake
 from punar.torch.session import Session
 from punar.torch.state import LossFn, restored, run_step
 from punar.torch.tracer import Tracer
@@ -51,11 +53,54 @@ from punar.torch.undo import Attributes
 _CPU = torch.device("cpu")
 
 
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_NEW = str(torch.ops.aten.new_empty_strided.default)
+
+
+def _is_copying() -> bool:
+    """Whether the node of backward that runs is that of a write into a view."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name().endswith("CopySlices")
+
+
 class FakeTracer(Tracer):
     """Watches an episode that computes nothing: operators take no time and no scratch that could be measured."""
 
+    regrown: tuple[Tensor, Geometry] | None = None
+    """What autograd is about to make a view of again, and how that reads it."""
+
+    sliced: Tensor | None = None
+    """The copy of a gradient of which a node of backward takes a view next."""
+
     def start_probe(self) -> None:
         return None
+
+    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = operator_info(func)
+        if self.regrown is not None:
+            (base, wanted), self.regrown = self.regrown, None
+            if info.is_view and args[0] is base:
+                out = func(*args, **kwargs)
+                if not wanted.is_read_by(out):
+                    self.regrown = (out, wanted)
+                return out
+        if info.is_view and self.sliced is not None:
+            return self.slice(func(*args, **kwargs), self.sliced)
+        self.sliced = args[0] if info.writes and self.rows[-1]["name"] == _NEW and _is_copying() else None
+        written = info.written(args, kwargs) if info.writes and torch.is_grad_enabled() and not in_backward() else []
+        if len(written) == 1 and written[0]._base is not None and any(t.requires_grad for t in tensors_in((*args, *kwargs.values()))):
+            self.regrown = (written[0]._base, Geometry(written[0]))
+        return super().on_op(func, args, kwargs)
+
+    def slice(self, view: Tensor, base: Tensor) -> Tensor:
+        """One operator stands for all the views by which a gradient is sliced."""
+        args = (base, list(view.size()), list(view.stride()), view.storage_offset())
+        row = self.rows[-1]
+        if row["name"] != str(_AS_STRIDED):
+            made: Tensor = super().on_op(_AS_STRIDED, args, {})
+            return made
+        row["signature"] = signature_of(row["name"], args, {})
+        return view
 
     def timed(self, number: int, row: dict[str, Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row["time_ns"] = 0
