@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -97,6 +98,35 @@ STEPS: dict[str, Callable[[], Step]] = {
     "vit": lambda: of_task(random_weights.make_vit(steps=1, seed=0, batch=2, image=32, layers=2, width=48)),
     "unet": lambda: of_task(unet.make_task(steps=1, seed=0)),
 }
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse_loss": F.mse_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "huber_loss": F.huber_loss,
+    "l1_loss": F.l1_loss,
+    "soft_margin_loss": lambda x, y, **options: F.soft_margin_loss(x, y.sign(), **options),
+    "binary_cross_entropy": lambda x, y, **options: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), **options),
+    "binary_cross_entropy_with_logits": lambda x, y, **options: F.binary_cross_entropy_with_logits(x, y.sigmoid(), **options),
+    "cross_entropy": lambda x, y, **options: F.cross_entropy(x, y.argmax(1), **options),
+    "kl_div": lambda x, y, reduction: F.kl_div(x.log_softmax(1), y.softmax(1), reduction=reduction.replace("mean", "batchmean")),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_take_what_they_take_where_the_step_runs(name: str, reduction: str) -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Linear(WIDTH, WIDTH), (torch.randn(64, WIDTH), torch.randn(64, WIDTH))
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return LOSSES[name](model(batch[0]), batch[1], reduction=reduction).sum()
+
+    fake = punar.profile(model, batch, loss_fn, device="cpu").trace
+    real = punar.profile(model, batch, loss_fn).trace
+    assert without_costs(real, fake) == fake
+    scratch = 3 * 64 * WIDTH * 4 if name in ("l1_loss", "huber_loss", "soft_margin_loss") else 64
+    assert plain_peak(real) - scratch <= plain_peak(fake) <= plain_peak(real)
 
 
 def without_costs(trace: Trace, like: Trace) -> Trace:

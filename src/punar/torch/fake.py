@@ -16,6 +16,7 @@ NOTE. How a fake step stands for the real one.
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import warnings
 from collections.abc import Iterator, MutableMapping
@@ -55,6 +56,27 @@ _CPU = torch.device("cpu")
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _NEW = str(torch.ops.aten.new_empty_strided.default)
+
+
+_REDUCED = {
+    "aten.mse_loss.default": 2,
+    "aten.smooth_l1_loss.default": 2,
+    "aten.soft_margin_loss.default": 1,
+    "aten.binary_cross_entropy.default": 1,
+}
+"""Losses whose kernels, CUDA's too, make one number an element before they reduce them, and reduce them in place: the result keeps a storage for all. With how
+many such storages they have meanwhile. Source: ``Loss.cpp`` and ``cuda/Loss.cu`` in ``aten/src/ATen/native``, https://github.com/pytorch/pytorch."""
+
+
+def _widen(loss: Tensor, args: tuple[Any, ...], times: int) -> int:
+    """Gives a loss that is one number the storage that it was reduced in; returns what its kernel has meanwhile, in bytes."""
+    storage = loss.untyped_storage()
+    known: int = storage.nbytes()
+    if loss.dim():
+        return known
+    nbytes = max(known, math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)) * loss.element_size())
+    storage.resize_(nbytes)
+    return times * nbytes
 
 
 def _is_copying() -> bool:
@@ -104,7 +126,10 @@ class FakeTracer(Tracer):
 
     def timed(self, number: int, row: dict[str, Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row["time_ns"] = 0
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if row["name"] in _REDUCED:
+            row["peak_bytes"] = _widen(out, args, _REDUCED[row["name"]])
+        return out
 
 
 class FakeSession(Session):
