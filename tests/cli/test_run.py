@@ -80,6 +80,15 @@ def test_dry(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "+0.0%" in found.out
 
 
+def test_what_the_optimizer_is_going_to_keep_counts_in_a_dry_run(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dry, wet = script.parent / "plan.json", script.parent / "report.json"
+    assert run("run", "--dry-run", "--budget", "min", "-o", dry, script) == 0
+    assert "KiB of state that AdamW makes in its first step" in capsys.readouterr().err
+    assert run("run", "--budget", "min", "-o", wet, script) == 0
+    planned, obeyed = (json.loads(path.read_text(encoding="utf-8")) for path in (dry, wet))
+    assert planned["peak_bytes"] == obeyed["plan"]["peak_bytes"]
+
+
 def test_the_report_as_a_file(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = script.parent / "report.json"
     assert run("run", "--budget", "0.5", "-o", output, script) == 0

@@ -22,6 +22,8 @@ from punar.plan.plan import write_text
 from punar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from punar import Plan, Remat
 
 NO_STEP = (
@@ -78,7 +80,7 @@ def run(
             with steps, _as_main(script, arguments or [], is_module=is_module):
                 _run(script, is_module=is_module)
         except _FirstStepDone:
-            _tell_plan(remat, output)
+            _tell_plan(remat, steps.optimizer, output)
             return
         finally:
             if steps.steps and not is_dry:
@@ -86,7 +88,7 @@ def run(
     if not steps.steps:
         raise refused[0] if refused else UsageError(NO_STEP)
     if is_dry:
-        _tell_plan(remat, output)  # the script has caught what was to end it
+        _tell_plan(remat, steps.optimizer, output)  # the script has caught what was to end it
 
 
 def _end() -> None:
@@ -137,17 +139,27 @@ def _write(body: dict[str, Any], output: Path | None) -> None:
         write_text(output, json.dumps(body, indent=2))
 
 
-def _tell_plan(remat: Remat, output: Path | None) -> None:
-    """What the steps after the first would do, and what other budgets would."""
+def _tell_plan(remat: Remat, optimizer: Optimizer | None, output: Path | None) -> None:
+    """What the steps after the first would do, beside the state that the optimizer has by then, and what other budgets would."""
     import punar
+    from punar.fitting.steps import beside
+    from punar.torch.optimizer_state import bytes_to_come
 
     with remat:
         pass  # what was recorded is planned for, even where its graph is alive
     trace, plan = remat.trace, remat.plan
     if trace is None or plan is None:
         raise UsageError(NO_STEP)
+    coming_bytes = 0 if optimizer is None else bytes_to_come(optimizer)
+    if coming_bytes:
+        plan = remat._make_plan(trace, coming_bytes)
+        trace = beside(trace, coming_bytes)
     _write(summary(plan), output)
     emit_plan(plan)
+    if coming_bytes:
+        say(f"counted with it: {format_bytes(coming_bytes)} of state that {type(optimizer).__name__} makes in its first step")
+    elif coming_bytes is None:
+        say(f"not counted: the state that {type(optimizer).__name__} makes in its first step, which cannot be told beforehand; leave room for it")
     points = punar.frontier(punar.Profile(trace=trace), compress=remat.compress).points
     shown = points[:: -max(1, len(points) // 8)][::-1]  # with the last one, which keeps all
     say("without offloading, other budgets would cost:")

@@ -24,7 +24,7 @@ from punar.torch.operators import in_backward
 class Boundaries:
     """Within, ``block`` is entered and left around each training step of the thread that entered this.
 
-    ``on_end`` is called after each step. A block is not entered inside a dispatch mode, saved-tensor hooks or a ``torch.func`` transform of the script's own,
+    ``on_end`` is called after each step, which an optimizer's own, that of ``optimizer``, follows. A block is not entered inside a dispatch mode, saved-tensor hooks or a ``torch.func`` transform of the script's own,
     and not left before those that it was left inside of have ended: they are stacks.
 
     Source:
@@ -35,6 +35,7 @@ class Boundaries:
         self.block, self.on_end = block, on_end
         self.steps = 0
         self.is_inside = self.is_stepped = False
+        self.optimizer: torch.optim.Optimizer | None = None
         self._thread = 0
         self._tops: tuple[Any, Any] = (None, None)
         self._hooks = ExitStack()
@@ -78,6 +79,7 @@ class Boundaries:
         """An optimizer is about to step, or has, in which case only what its own closure computed is under way."""
         if threading.get_ident() != self._thread or not self.is_inside:
             return
+        self.optimizer = optimizer
         if in_backward():
             self._wait()
         else:

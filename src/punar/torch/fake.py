@@ -74,7 +74,7 @@ def _widen(loss: Tensor, args: tuple[Any, ...], times: int) -> int:
     known: int = storage.nbytes()
     if loss.dim():
         return known
-    nbytes = max(known, math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)) * loss.element_size())
+    nbytes: int = max(known, math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)) * loss.element_size())
     storage.resize_(nbytes)
     return times * nbytes
 
