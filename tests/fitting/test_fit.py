@@ -87,16 +87,17 @@ def test_where_a_real_step_needs_more_than_was_predicted_less_is_tried(error: Ex
 
     def ran(self: Steps, trial: Trial, plan: Plan, steps: int) -> tuple[int, int]:
         sizes.append(trial.size)
-        promised.append(plan.peak_bytes - self.excess_bytes)
+        promised.append(plan.peak_bytes - self.excess_bytes(trial.size))
         if error is not None and len(sizes) == 1:
             raise error
-        return plan.peak_bytes - self.excess_bytes + (more_bytes if error is None else 0), 1
+        return promised[-1] + (more_bytes * trial.size // sizes[0] if error is None else 0), 1
 
     monkeypatch.setattr(Steps, "ran", ran)
     found = fit()
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == 2
-    assert promised[1] <= found.budget_bytes - (more_bytes if error is None else found.budget_bytes // 20)
+    assert promised[1] <= found.budget_bytes - (more_bytes if error is None else found.budget_bytes // 20) * sizes[1] // sizes[0]
+    assert found.next_size == found.size + 64  # what a smaller step has less is not given away
     assert found.size == sizes[-1]
     assert found.measured_peak_bytes is not None
     assert found.measured_peak_bytes <= found.budget_bytes

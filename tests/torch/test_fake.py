@@ -483,6 +483,15 @@ def test_caches_of_functions_are_emptied_of_what_is_fake() -> None:
     assert cached_mask.cache_info().currsize == 1  # what is real stays
 
 
+def test_an_error_of_an_operator_without_data_says_which() -> None:
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(batch) @ torch.zeros(WIDTH + 1, 2)).sum()
+
+    with pytest.raises(RuntimeError) as caught:
+        punar.profile(nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH), loss_fn, device="cpu")
+    assert "This is aten.mm.default in the loss function, for tensors without data" in "".join(caught.value.__notes__)
+
+
 def test_what_a_cache_made_is_no_leftover_in_whatever_order_objects_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     find = leftovers._alive
     monkeypatch.setattr(leftovers, "_alive", lambda: sorted(find(), key=lambda each: type(each) is FakeTensor))

@@ -33,7 +33,9 @@ def test_it_is_told_before_the_first_step(name: str) -> None:
     assert not optimizer.state
     assert all(map(torch.equal, before, model.parameters()))
     optimizer.step()
-    assert coming == sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, torch.Tensor))
+    assert coming == sum(
+        tensor.nbytes for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, torch.Tensor)
+    )
     assert bytes_to_come(optimizer) == 0
 
 

@@ -159,7 +159,9 @@ def _tell_plan(remat: Remat, optimizer: Optimizer | None, output: Path | None) -
     if coming_bytes:
         say(f"counted with it: {format_bytes(coming_bytes)} of state that {type(optimizer).__name__} makes in its first step")
     elif coming_bytes is None:
-        say(f"not counted: the state that {type(optimizer).__name__} makes in its first step, which cannot be told beforehand; leave room for it")
+        say(
+            f"not counted: the state that {type(optimizer).__name__} makes in its first step, which cannot be told beforehand; leave room for it"
+        )
     points = punar.frontier(punar.Profile(trace=trace), compress=remat.compress).points
     shown = points[:: -max(1, len(points) // 8)][::-1]  # with the last one, which keeps all
     say("without offloading, other budgets would cost:")

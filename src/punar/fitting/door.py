@@ -228,7 +228,7 @@ class _Fitting:
                 f"asked what fits {format_bytes(self.steps.budget_bytes)}, found that real steps need more than is predicted, at {_ATTEMPTS} sizes in turn: "
                 "others may be using the device; give a lower budget, or leave out the real step (confirm=False)",
                 budget_bytes=self.steps.budget_bytes,
-                least_bytes=self.steps.budget_bytes + self.steps.excess_bytes,
+                least_bytes=self.steps.budget_bytes + self.steps.excess_bytes(best.size),
             )
         return self.answer(best)
 
@@ -277,8 +277,9 @@ class _Fitting:
             asked, needed = format_apart(budget_bytes, least_bytes)
             found = f"needs {needed} at least, under the plan of least peak that is known"
             give = f"at least {least_bytes} B"
+        smaller = ", or a smaller `start` or `multiple_of`" if smallest.size > 1 else ""
         raise InfeasibleBudget(
-            f"asked what fits {asked}, found that size {smallest.size} {found}. Give {give}, or a smaller `start` or `multiple_of`",
+            f"asked what fits {asked}, found that size {smallest.size} {found}. Give {give}{smaller}",
             budget_bytes=budget_bytes,
             least_bytes=least_bytes,
         )
@@ -309,7 +310,8 @@ class _Fitting:
         other = size if trace is None else self.fingerprints.setdefault(trace.fingerprint, size)
         if other != size:
             raise UsageError(
-                f"asked what fits, found that make_batch({other}) and make_batch({size}) give the same step: it must return a batch of the size it is given"
+                f"asked what fits, found that make_batch({other}) and make_batch({size}) give the same step: it must return a batch of the size it is given; "
+                "where it pads to a multiple, give that as `multiple_of`"
             )
         return self.keep(self.steps.trial(size, trace, micro_batches=micro_batches))
 
@@ -325,12 +327,11 @@ class _Fitting:
         return trial
 
     def learn_excess(self, ran: Trial) -> None:
-        """A real step had more than was predicted: so have others."""
+        """A real step had more than was predicted: so have others, in proportion to their size."""
         assert ran.plan is not None
-        if ran.measured_peak_bytes is None:
-            self.steps.excess_bytes += int(_LOST * self.steps.budget_bytes)
-        else:
-            self.steps.excess_bytes += ran.measured_peak_bytes - ran.plan.peak_bytes
+        measured_bytes = ran.measured_peak_bytes
+        more_bytes = int(_LOST * self.steps.budget_bytes) if measured_bytes is None else measured_bytes - ran.plan.peak_bytes
+        self.steps.excess_of_one = (self.steps.excess_bytes(ran.size) + more_bytes) / ran.size
 
     def candidates(self, widest: int) -> list[tuple[int, int]]:
         """What is compared by samples a second: sizes, and how many batches of each are accumulated."""

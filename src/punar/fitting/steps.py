@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -45,7 +46,8 @@ class Steps:
         model, make_batch, loss_fn, spread, offload, compress: as ``fit`` takes them.
         device: the description that times are computed by. is_here: whether it stands for the device that the model is on, called ``place``.
         optimizer_ns: of an optimizer's step.
-        budget_bytes: what the whole step may have. excess_bytes: how much more than predicted real steps had.
+        budget_bytes: what the whole step may have. excess_of_one: how many bytes more than predicted real steps had, in proportion to
+            their size.
         factors: how much longer an operator takes than computed, where that was measured.
         unknown: the operator whose result depends on data, so that steps run with data; "" where they are traced without. learns_times: whether such steps
             run a few times more, to time their operators.
@@ -62,7 +64,7 @@ class Steps:
     place: str
     optimizer_ns: int
     budget_bytes: int = 0
-    excess_bytes: int = 0
+    excess_of_one: float = 0.0
     factors: dict[tuple[str, bool], float] | None = None
     unknown: str = ""
     learns_times: bool = False
@@ -90,11 +92,15 @@ class Steps:
                 return (
                     self.timed(replace(trace, device=self.place)) if self.is_here else described_by(self.device, trace, self.spread.shards)
                 )
-        return self.recorded(batch, is_accumulating=is_accumulating)
+        return self.recorded(batch, self.excess_bytes(size), is_accumulating=is_accumulating)
 
-    def recorded(self, batch: Any, *, is_accumulating: bool) -> Trace | None:
+    def excess_bytes(self, size: int) -> int:
+        """How much more than predicted a real step of a size is taken to need."""
+        return math.ceil(self.excess_of_one * size)
+
+    def recorded(self, batch: Any, excess_bytes: int, *, is_accumulating: bool) -> Trace | None:
         """The trace of a step that runs, within the budget as far as that goes; None where it ran out of memory."""
-        budget_bytes = self.budget_bytes - self.optimizer_bytes - self.excess_bytes if self.budget_bytes else None
+        budget_bytes = self.budget_bytes - self.optimizer_bytes - excess_bytes if self.budget_bytes else None
         limit_bytes = None
         if budget_bytes is not None and torch.device(self.place).type == "cpu":
             limit_bytes = max(budget_bytes, min(int(_ROOM * budget_bytes), device_memory(self.place)[1]))
@@ -155,16 +161,16 @@ class Steps:
         """What is predicted of a size, and the fastest plan that fits."""
         if trace is None:
             return Trial(size=size, micro_batches=micro_batches, plain_peak_bytes=None, least_peak_bytes=None, is_feasible=False)
-        channels = self.channels(trace)
+        channels, excess_bytes = self.channels(trace), self.excess_bytes(size)
         try:
-            plan: Plan | None = plan_for(trace, self.budget_bytes, extra_bytes=self.excess_bytes, channels=channels)
+            plan: Plan | None = plan_for(trace, self.budget_bytes, extra_bytes=excess_bytes, channels=channels)
         except InfeasibleBudget:
             plan = None
         found = Trial(
             size=size,
             micro_batches=micro_batches,
-            plain_peak_bytes=simulate(trace, (0,) * len(trace.values)).peak_bytes + self.excess_bytes,
-            least_peak_bytes=least_peak(trace, channels) + self.excess_bytes,
+            plain_peak_bytes=simulate(trace, (0,) * len(trace.values)).peak_bytes + excess_bytes,
+            least_peak_bytes=least_peak(trace, channels) + excess_bytes,
             plan=plan,
             time_ns=0 if plan is None else micro_batches * plan.time_ns + self.optimizer_ns,
             is_feasible=plan is not None,
@@ -200,12 +206,13 @@ class Steps:
         """The trial with what kernels take for a moment (convolutions, for example), which only a real step shows: with another plan where there is some."""
         if self.unknown:
             return trial  # which ran to be recorded
-        real = self.recorded(self.make_batch(trial.size), is_accumulating=trial.micro_batches > 1)
+        excess_bytes = self.excess_bytes(trial.size)
+        real = self.recorded(self.make_batch(trial.size), excess_bytes, is_accumulating=trial.micro_batches > 1)
         if real is None:
             return trial.failed(None)
         if plan.skeleton.names != tuple(op.name for op in real.forward_ops) or len(plan.hold_from) != len(real.values):
             return trial  # another step: the next one tells
-        if plan.judged(real).peak_bytes == plan.peak_bytes - self.excess_bytes:
+        if plan.judged(real).peak_bytes == plan.peak_bytes - excess_bytes:
             return trial
         try:
             found = plan_for(real, self.budget_bytes, channels=self.channels(real))

@@ -24,8 +24,8 @@ from punar.torch.operators import in_backward
 class Boundaries:
     """Within, ``block`` is entered and left around each training step of the thread that entered this.
 
-    ``on_end`` is called after each step, which an optimizer's own, that of ``optimizer``, follows. A block is not entered inside a dispatch mode, saved-tensor hooks or a ``torch.func`` transform of the script's own,
-    and not left before those that it was left inside of have ended: they are stacks.
+    ``on_end`` is called after each step; ``optimizer`` is the one that steps then. A block is not entered inside a dispatch mode, saved-tensor hooks or a
+    ``torch.func`` transform of the script's own, and not left before those that it was left inside of have ended: they are stacks.
 
     Source:
         The hooks are torch's own, global ones: of modules' calls (only while no step is under way) and of optimizers' steps.

@@ -38,7 +38,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from punar.errors import DataDependentStep, UsageError
+from punar.errors import DataDependentStep, PunarError, UsageError
 from punar.ir import Trace
 from punar.torch.kernels import cuda_kernels
 from punar.torch.known_values import KnownValues, know, value_of
@@ -46,6 +46,7 @@ from punar.torch.leftovers import forget_fakes
 from punar.torch.modules import ModulePaths
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
 from punar.torch.records import Geometry, is_fake
+from punar.torch.rescue import add_note
 from punar.torch.session import Session
 from punar.torch.state import LossFn, restored, run_step
 from punar.torch.tracer import Tracer
@@ -164,6 +165,14 @@ class FakeSession(Session):
                 f"asked to trace a step without data, found {error.func} in {_place(ModulePaths().current())}, of which torch does not know what shapes it "
                 "makes; register them with torch.library.register_fake, or profile the step where it can run"
             ) from error
+        except RuntimeError as error:
+            if not isinstance(error, PunarError) and not hasattr(error, "__notes__"):
+                add_note(
+                    error,
+                    f"This is {func} in {_place(ModulePaths().current())}, for tensors without data. If it runs on real ones, torch knows less of it than it "
+                    "can do: use another dtype, such as bfloat16, or profile the step where it can run.",
+                )
+            raise
 
     def complete(self) -> None:
         """Freezes the trace; there is nothing to plan yet, as operators have no times."""

@@ -219,10 +219,12 @@ def check_plan(trace: Trace, plan: Plan | None) -> None:
     if plan is not None and not isinstance(plan, Plan):
         raise UsageError(f"asked to show a plan, found a {type(plan).__name__}; give what punar.solve or punar.Plan.load returned")
     if plan is not None and (plan.fingerprint != trace.fingerprint or len(plan.hold_from) != len(trace.values)):
-        raise PlanMismatch(
-            f"asked to show a plan for the step {plan.fingerprint[:8]} by the record of the step {trace.fingerprint[:8]}; "
-            "give the profile that the plan was made from, or solve for this one"
+        found = (
+            f"for {len(plan.hold_from)} values by a record of {len(trace.values)}, of the same operators"
+            if plan.fingerprint == trace.fingerprint
+            else f"for the step {plan.fingerprint[:8]} by the record of the step {trace.fingerprint[:8]}"
         )
+        raise PlanMismatch(f"asked to show a plan {found}; give the profile that the plan was made from, or solve for this one")
 
 
 def play_plan(trace: Trace, plan: Plan | None) -> Playback:
