@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from html import unescape
 from typing import Any
 
 import pytest
@@ -58,6 +59,8 @@ def test_what_is_not_here_is_not_confirmed(largest: punar.Fit) -> None:
 
 def test_texts_and_data(largest: punar.Fit) -> None:
     sentence, header, *rows = str(largest).splitlines()
+    assert sentence in unescape(largest._repr_html_())
+    assert largest._repr_html_().count("<tr>") == len(rows) + 1
     assert sentence.startswith(f"largest batch: {largest.size}, ")
     assert f"{largest.next_size} would need " in sentence
     assert header.split()[0] == "size"

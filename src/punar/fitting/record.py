@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from punar.markup import html_table
 from punar.plan import Plan
 from punar.reporting.table import format_columns
 from punar.units import format_bytes, format_seconds
@@ -154,3 +155,6 @@ class Fit:
 
     def __str__(self) -> str:
         return f"{self.sentence}\n{format_columns(self.header, self.rows())}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.sentence, self.header, self.rows(), left=0)
