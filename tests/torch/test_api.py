@@ -297,7 +297,7 @@ def test_a_budget_and_a_plan_at_once(x: torch.Tensor) -> None:
         ('{"format": "punar-trace", "version": 1}', "found 'punar-trace'"),
         ('{"format": "punar-plan", "version": 99}', "is of version 99"),
         ('{"format": "punar-plan", "version": 2}', "is of version 2"),
-        ('{"format": "punar-plan", "version": 3}', "the plan is damaged"),
+        ('{"format": "punar-plan", "version": 4}', "the plan is damaged"),
     ],
 )
 def test_corrupt_and_foreign_plan_files(text: str, message: str, tmp_path: Path) -> None:

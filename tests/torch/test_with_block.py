@@ -24,7 +24,7 @@ from punar.errors import NestedRemat, SavedTensorModified, UsageError
 from punar.plan import make_plan
 from punar.torch.session import Session
 from tests.torch.harness import RandomRemat, assert_nothing_lives, no_garbage_collection, outcome, seed_all, train
-from tests.torch.models import make_blocks, plain_step, stepping
+from tests.torch.models import WIDTH, make_blocks, plain_step, stepping
 
 
 def accumulate(model: nn.Module, x: Tensor) -> Tensor:
@@ -563,3 +563,49 @@ def test_where_no_plan_fits_the_step_is_explained_all_the_same() -> None:
     with pytest.raises(punar.InfeasibleBudget, match=r"`explain\(\)` of the Remat or of the profile says") as caught, remat:
         model(x).square().mean().backward()
     assert remat.explain().least.bytes >= caught.value.least_bytes
+
+
+def gradients_made(where: str, model: nn.Module, batch: Tensor) -> None:
+    model.zero_grad()
+    if where == "outside":
+        mean_square(model, batch).backward()
+
+
+def mean_square(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_gradients_that_a_plan_was_made_beside_count_once_wherever_they_are_made(where: str) -> None:
+    torch.manual_seed(0)
+    model, batch = make_blocks(3), torch.randn(256, WIDTH)
+    mean_square(model, batch).backward()
+    plan = punar.solve(punar.profile(model, batch, mean_square), budget=0.6)
+    gradients_made(where, model, batch)
+    remat = punar.Remat(plan=plan)
+    for _ in range(3):
+        with remat:
+            mean_square(model, batch).backward()
+    peaks = [stats.measured_peak_bytes for stats in remat.stats]
+    assert peaks[1:] == [plan.peak_bytes - 4] * 2  # the loss of the step before is gone
+    assert peaks[0] is not None
+    assert peaks[0] <= peaks[1]
+    assert (peaks[0] < peaks[1]) == (where == "inside")
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_that_are_made_inside_after_others_were_there_count_once() -> None:
+    torch.manual_seed(0)
+    model, batch = make_blocks(3), torch.randn(256, WIDTH)
+    mean_square(model, batch).backward()
+    remat = punar.Remat(0.6)
+    for step in range(7):
+        if step == 3:
+            model.zero_grad()
+        with remat:
+            mean_square(model, batch).backward()
+    assert not remat.drifts
+    obeyed = [stats for stats in remat.stats if not stats.is_traced]
+    assert len(obeyed) >= 5
+    assert all((stats.measured_peak_bytes or 0) <= (stats.predicted_peak_bytes or 0) for stats in obeyed)

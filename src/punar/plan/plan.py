@@ -21,7 +21,7 @@ from punar.plan.simulate import Simulation, simulate
 from punar.units import format_bytes, format_seconds
 
 FORMAT = "punar-plan"
-VERSION = 3
+VERSION = 4
 
 T = TypeVar("T")
 
@@ -74,7 +74,8 @@ class Plan:
         budget_bytes: what it was asked to fit, whole step.
         peak_bytes, plain_peak_bytes: predicted peak with and without the plan, whole step.
         time_ns, plain_time_ns: predicted time with and without the plan.
-        resident_bytes, source_bytes: there before the step; of these, what no operator made (parameters, buffers, the batch).
+        resident_bytes, source_bytes, source_gradient_bytes: there before the step; of these, what no operator that was seen made (parameters, buffers, the
+            batch, gradients); of these, gradients.
         kept_bytes, recomputed_bytes, replayed_ops: what the simulator counts (see ``Simulation``).
         bound_ns: a proved lower bound on the time of any plan at this budget, or 0 where none was computed; of solver ``milp``, on that of the
             plans it is exact for.
@@ -96,6 +97,7 @@ class Plan:
     replayed_ops: int
     resident_bytes: int
     source_bytes: int
+    source_gradient_bytes: int = 0
     bound_ns: int
     gap_ns: int
     hold_from: tuple[int, ...] = field(repr=False)
@@ -219,7 +221,7 @@ def read_text(path: str | Path) -> str:
 
 
 _TEXTS = ("fingerprint", "solver")
-_PEAKS = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes", "source_bytes")
+_PEAKS = ("budget_bytes", "peak_bytes", "plain_peak_bytes", "resident_bytes", "source_bytes", "source_gradient_bytes")
 _COSTS = (
     "time_ns",
     "plain_time_ns",
@@ -381,6 +383,7 @@ def make_plan(
         replayed_ops=judged.replayed_ops,
         resident_bytes=trace.resident_bytes,
         source_bytes=int(trace.meta.get("source_bytes", trace.resident_bytes)),
+        source_gradient_bytes=int(trace.meta.get("source_gradient_bytes", 0)),
         bound_ns=bound_ns,
         gap_ns=gap_ns_of(trace),
         hold_from=closed,

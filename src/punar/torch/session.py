@@ -37,7 +37,7 @@ from punar.torch.engine import announced, aside, is_innermost, runs_python
 from punar.torch.follower import DroppedHandle, Follower, Handle, run_metered
 from punar.torch.functorch import hooks, remove_hooks
 from punar.torch.meter import Meter, StorageRecord, device_of, meter_for
-from punar.torch.modules import called_with
+from punar.torch.modules import called_with, running_root
 from punar.torch.movers import Movers
 from punar.torch.online import EvictingTracer, unread_bytes
 from punar.torch.operators import PLAIN_TYPES, in_backward, operator_info, signature_of, tensors_in
@@ -409,7 +409,7 @@ class Session(TorchDispatchMode):
             assert script.trace is not None
             self.left = follower.begun
             self.obeyed[-1] = self.plan = script.plan
-            self.traced_source_bytes = int(script.trace.meta["source_bytes"])
+            self.find_source(int(script.trace.meta["source_bytes"]), int(script.trace.meta["source_gradient_bytes"]))
         self.is_plan_followed = strays == 0 and bool(self.obeyed)
         is_quiet = not strays and not follower.is_overwriting
         if follower.is_overwriting and script.is_quiet and not follower.runs_python:
@@ -713,7 +713,10 @@ class Session(TorchDispatchMode):
         assert self.fixed is not None
         if self.fixed.plan.skeleton.signature == signature:
             self.obeyed.append(self.fixed.plan)
-            self.traced_source_bytes = self.fixed.plan.source_bytes
+            root = running_root()
+            if not self.leaves and root is not None:
+                self.leaves = [weakref.ref(parameter) for parameter in root.parameters()]
+            self.find_source(self.fixed.plan.source_bytes, self.fixed.plan.source_gradient_bytes)
             return self.fixed
         self.warn_mismatch(signature)
         return Script(empty_plan(self.fixed.plan))
@@ -733,8 +736,13 @@ class Session(TorchDispatchMode):
             self.episode_started_ns += time.perf_counter_ns() - before_ns  # planning is no part of what such a step takes
         self.plan = script.plan
         self.obeyed.append(script.plan)
-        self.traced_source_bytes = int(trace.meta["source_bytes"])
+        self.find_source(int(trace.meta["source_bytes"]), int(trace.meta["source_gradient_bytes"]))
         return script
+
+    def find_source(self, source_bytes: int, gradient_bytes: int) -> None:
+        """What is there that no operator seen here made, as of a trace: without those of the gradients in it that are not, or that operators made since."""
+        there = sum(record.nbytes for record in self.alive_gradients() if not record.is_created)
+        self.traced_source_bytes = source_bytes - max(0, gradient_bytes - there)
 
     def replanned(self, script: Script, resident_bytes: int) -> Script:
         """A script's plan made anew beside so many more resident bytes, and with the room that earlier steps needed, or as much of it as there is.

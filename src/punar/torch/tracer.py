@@ -432,6 +432,7 @@ class Tracer:
 
     def finish(self, *, is_backward_seen: bool, meta: dict[str, str]) -> Trace:
         """Closes the record and builds the trace."""
+        source_gradient_bytes = self.source_gradient_bytes()
         self.close()
         self.rows[0]["outputs"] = tuple(self.prelude)
         peaks = self.peaks or {}
@@ -450,6 +451,7 @@ class Tracer:
         builder.events[:] = _settle(self.raw, builder)
         carried = 0 if self.is_cut else max(0, self.carried_bytes() - self.carried_before)
         meta = meta | {"source_bytes": str(self.source_bytes()), "carried_bytes": str(carried)}
+        meta = meta | {"source_gradient_bytes": str(source_gradient_bytes)}
         resident_before = self.resident_before + carried
         resident_bytes = self.meter.resident_with(resident_before, self.source_bytes() + self.optimizer_bytes)
         return builder.build(resident_bytes=resident_bytes, is_backward_seen=is_backward_seen, meta=meta, overhead_ns=_REPLAY_OVERHEAD_NS)
@@ -502,6 +504,14 @@ class Tracer:
         """What the step read and no operator of ours made: parameters, buffers, the batch. A batch of an earlier step is no part of it."""
         gone = {number for kind, number in self.raw if kind == GONE}
         return sum(self.builder.storages[number].bytes for number in self.found - gone)
+
+    def source_gradient_bytes(self) -> int:
+        """Those of ``source_bytes`` that are gradients: of leaves that the step read, from before it."""
+        leaves = [leaf for leaf in (reference() for reference in self.leaves.values()) if leaf is not None]
+        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None and type(leaf.grad) in PLAIN_TYPES]
+        records = {self.meter.record_of(gradient) for gradient in gradients}
+        known = {record.number for record in records if record is not None and record.observer is self.watch}
+        return sum(self.builder.storages[number].bytes for number in known & self.found)
 
     def carried_bytes(self) -> int:
         """What the forward pass made and the user still holds, such as the loss: it is there beside the next step's until replaced."""
