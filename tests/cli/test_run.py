@@ -86,7 +86,7 @@ def test_what_the_optimizer_is_going_to_keep_counts_in_a_dry_run(script: Path, c
     assert "KiB of state that AdamW makes in its first step" in capsys.readouterr().err
     assert run("run", "--budget", "min", "-o", wet, script) == 0
     planned, obeyed = (json.loads(path.read_text(encoding="utf-8")) for path in (dry, wet))
-    assert planned["peak_bytes"] == obeyed["plan"]["peak_bytes"]
+    assert planned["resident_bytes"] == obeyed["plan"]["resident_bytes"]
 
 
 def test_the_report_as_a_file(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
