@@ -21,7 +21,7 @@ class Lineage:
     ``reads[op]``: the distinct values an operator reads. ``creates[op]``: the values whose storage it allocates. ``writes[op]``:
     (old value, new value) for each storage it overwrites. ``bytes[value]``: of its storage. ``is_source[value]``. ``is_saved[value]``:
     autograd saved it, in forward. ``can_replay[value]``: it has a replayable forward producer. ``is_free[value]``: its storage outlives
-    backward's last demand for it anyway, or is asked for again before anything runs that could set the peak (``_is_idle``), so that holding it costs nothing.
+    backward's last demand for it anyway, or is asked for again before anything runs that could set the peak (``_idle``), so that holding it costs nothing.
     ``overwrites[op]``: the old values of these, and what it clobbers. ``all_steps``: the events as (place, kind, id).
     ``saved[save]``: its value. ``outputs[op]``. ``times[op]``: of a replay, with the call. ``adds[op]``: its peak.
     ``makes[op]``: (storage, bytes) for each storage it allocates. ``carried[value]``: the earlier versions of its storage, of those of which saves were
@@ -112,9 +112,11 @@ def _carried(trace: Trace) -> dict[int, tuple[int, ...]]:
     for save in trace.saves:
         if save.first != save.value:
             first[save.value] = min(first.get(save.value, save.first), save.first)
-    storages = {trace.values[v].storage for v in first}
-    versions = [value for value in trace.values if value.storage in storages]
-    return {v: tuple(u.id for u in versions if u.storage == trace.values[v].storage and first[v] <= u.id < v) for v in sorted(first)}
+    versions: dict[int, list[int]] = {trace.values[v].storage: [] for v in first}
+    for value in trace.values if versions else ():
+        if value.storage in versions:
+            versions[value.storage].append(value.id)
+    return {v: tuple(u for u in versions[trace.values[v].storage] if first[v] <= u < v) for v in sorted(first)}
 
 
 def _ends(trace: Trace) -> tuple[list[int], list[int], int]:
@@ -173,7 +175,8 @@ def _idle(trace: Trace, freed: list[int], released: list[int]) -> set[int]:
         if trace.events[end].kind == EventKind.RELEASE or last - first > FEW:
             return False
         most = max(trace.ops[trace.events[place].id].peak_bytes for place in runs[first:last])
-        for place, (kind, id) in enumerate(trace.events[start + 1 :], start + 1):
+        for place in range(start + 1, len(trace.events)):
+            kind, id = trace.events[place]
             if kind == EventKind.FREE:
                 most += trace.storages[id].bytes
             elif kind == EventKind.RUN and place > end and trace.ops[id].peak_bytes >= most:

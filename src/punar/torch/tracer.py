@@ -97,8 +97,7 @@ class Tracer:
         self.optimizer_bytes = 0
         self.freed_between: set[int] = set()
         self.saved_on: dict[int, list[weakref.ref[TracedHandle]]] = {}
-        self.carries: list[tuple[int, int, int]] = []
-        self.carried: dict[int, int] = {}
+        self.carried: dict[int, tuple[int, int]] = {}
         self.lent: list[Loan] = []
         self.tainted: set[int] = set()
         self.made_in_backward: list[weakref.ref[StorageRecord]] = []
@@ -330,7 +329,7 @@ class Tracer:
         for handle in (reference() for reference in self.saved_on.get(storage, ())):
             if handle is None:
                 continue
-            value = self.carried.get(handle.number, self.builder.saves[handle.number].value)
+            value = self.carried[handle.number][0] if handle.number in self.carried else self.builder.saves[handle.number].value
             if overlaps(Geometry(handle.tensor), written):
                 self.tainted.add(self.builder.values[value].producer)
             elif value == self.current[storage]:
@@ -340,23 +339,20 @@ class Tracer:
     def carry(self, saves: list[int], value: int, row: int) -> None:
         """An operator made a new version of a storage that leaves these saves as they are: from now on they are saves of that one."""
         for number in saves:
-            self.carries.append((number, value, row))
-            self.carried[number] = value
+            self.carried[number] = (value, row)
 
     def carry_saves(self) -> None:
         """Writes down of which version each save is, and moves its event behind the operator that made it (Rule 6 of traces)."""
         builder = self.builder
-        maker: dict[int, int] = {}
-        for number, value, row in self.carries:
-            if number < len(builder.saves) and value < len(builder.values) and row < len(self.rows):
-                builder.saves[number] = replace(builder.saves[number], value=value)
-                maker[number] = row
-        if not maker:
-            return
         saves: dict[int, list[int]] = {}
-        for number in sorted(maker):
-            saves.setdefault(maker[number], []).append(number)
-        raw = [event for event in self.raw if event[0] != EventKind.SAVE or event[1] not in maker]
+        for number, (value, row) in sorted(self.carried.items()):
+            if number < len(builder.saves) and value < len(builder.values) and row < len(self.rows):  # else it was cut off
+                builder.saves[number] = replace(builder.saves[number], value=value)
+                saves.setdefault(row, []).append(number)
+        if not saves:
+            return
+        moved = {number for numbers in saves.values() for number in numbers}
+        raw = [event for event in self.raw if event[0] != EventKind.SAVE or event[1] not in moved]
         self.raw = []
         for event in raw:
             self.raw.append(event)
